@@ -2,20 +2,6 @@
 
 CREATE SCHEMA IF NOT EXISTS inbox;
 
-DO $$
-DECLARE
-    role text;
-BEGIN
-    FOREACH role IN ARRAY ARRAY['baton_consumer', 'baton_operator', 'baton_readonly'] LOOP
-        BEGIN
-            IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = role) THEN
-                EXECUTE format('CREATE ROLE %I NOLOGIN', role);
-            END IF;
-        EXCEPTION WHEN duplicate_object OR unique_violation THEN NULL;
-        END;
-    END LOOP;
-END $$;
-
 -- One row is one piece of work of one consumer. In transactional mode the row, the handler's effects and the completion
 -- commit together, so others only ever see `done` or `dead`; `in_progress` is seen in leased mode.
 CREATE TABLE inbox.message (
@@ -88,9 +74,3 @@ CREATE TABLE inbox.audit (
     arguments jsonb NOT NULL DEFAULT '{}',
     affected  bigint NOT NULL
 );
-
-GRANT USAGE ON SCHEMA inbox TO baton_consumer, baton_operator, baton_readonly;
-GRANT SELECT ON ALL TABLES IN SCHEMA inbox TO baton_consumer, baton_operator, baton_readonly;
-GRANT INSERT, UPDATE, DELETE ON inbox.message, inbox.parked, inbox.horizon TO baton_consumer;
-GRANT UPDATE ON inbox.parked, inbox.message TO baton_operator;
-GRANT INSERT ON inbox.audit TO baton_consumer, baton_operator;

@@ -1,1 +1,26 @@
-//! protocol
+//! What both sides of Baton obey.
+//!
+//! Everything here is a rule: a pure function or a value, with no clock, no pool and no socket, so that the relay
+//! and the consumer kit can share it, and so that it can be property-tested. Times are handed in: stored times come
+//! from the database's clock, deadlines from a monotonic one.
+//!
+//! In the order in which a message meets them:
+//!
+//! * [`lease`] — how long a lease may be trusted, and who should hold how many shards,
+//! * [`envelope`] — which headers a record carries, and which identity a consumer reads from them,
+//! * [`fingerprint`] — what makes two payloads the same,
+//! * [`retry`] — how long to wait before the next try,
+//! * [`dead_letter`] — what a record says that nobody could apply.
+//!
+//! Header names, the fingerprint and the topic names are a public format: golden tests hold them, and a change is a
+//! decision record.
+
+#![warn(missing_docs)]
+
+pub mod dead_letter;
+pub mod envelope;
+pub mod fingerprint;
+pub mod lease;
+pub mod retry;
+
+mod rfc3339;

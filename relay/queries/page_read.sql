@@ -15,7 +15,8 @@ cursor AS MATERIALIZED (
            ARRAY(SELECT x FROM pg_snapshot_xip(c.snapshot) x
                  WHERE pg_visible_in_snapshot(x, coalesce(c.late_snapshot, now.snapshot))) AS finished
     FROM now,
-         unnest($1::smallint[], $2::bigint[], $3::pg_snapshot[], $4::xid8[], $5::pg_snapshot[], $6::bigint[], $7::boolean[], $8::bigint[], $9::bigint[])
+         unnest($1::smallint[], $2::bigint[], $3::text[]::pg_snapshot[], $4::text[]::xid8[], $5::text[]::pg_snapshot[], $6::bigint[],
+                $7::boolean[], $8::bigint[], $9::bigint[])
              AS c(shard, "position", snapshot, ceiling, late_snapshot, late_position, caught_up, row_limit, byte_limit)
     WHERE NOT (c.caught_up AND c.snapshot::text = now.snapshot::text)
 )

@@ -1,1 +1,34 @@
-//! relay
+//! The leased relay: publishes committed outbox messages to Kafka, at least once and in order per key.
+//!
+//! Modules in the order in which a message meets them: [`settings`], `session` and `lease` (who may publish which shard,
+//! until when), [`read`] and [`cursor`] (what is committed and not yet published), `budget` (how much of it may be held),
+//! `shard`, `pipeline`, `publish` and `window` (to Kafka, and what came back), `advance` (the durable cursor), [`status`].
+//!
+//! What it guarantees, as long as producers of one key serialise on a lock taken before they enqueue: every committed
+//! message reaches Kafka at least once; the first occurrences of one key's messages are in the order of their commits;
+//! nothing is published that was not committed and durable. A crash repeats at most what was handed over since the last
+//! durable cursor.
+
+#![warn(missing_docs)]
+
+mod advance;
+mod budget;
+pub mod cursor;
+pub mod database;
+mod lease;
+mod pipeline;
+#[cfg(feature = "plants")]
+pub mod plant;
+mod publish;
+pub mod read;
+mod relay;
+mod session;
+pub mod settings;
+mod shard;
+pub mod status;
+mod until_empty;
+mod window;
+
+pub use relay::{Error, Summary, Until, run};
+pub use settings::Settings;
+pub use shard::Stopped;

@@ -1,1 +1,1 @@
-fn main() {}
+//! The end-to-end tests.

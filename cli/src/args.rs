@@ -1,0 +1,168 @@
+//! The command line. Only what works is offered.
+
+use std::num::NonZeroU16;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use clap::builder::ValueParser;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use serde::{Serialize, Serializer};
+
+use crate::config::Span;
+
+/// Moves messages from Postgres to Kafka without losing, reordering or forging any.
+#[derive(Parser)]
+#[command(name = "baton", version, disable_help_subcommand = true)]
+#[command(after_help = "Exit codes: 0 done, 1 failed, 2 usage or configuration.")]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) global: Global,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// Flags that stand before or after any command.
+#[derive(Args)]
+pub(crate) struct Global {
+    /// Configuration file; every key is explained in baton.example.toml [default: baton.toml, where it is]
+    #[arg(long, global = true, value_name = "PATH")]
+    pub(crate) config: Option<PathBuf>,
+    /// Postgres URL of the outbox and of the inbox; goes before everything else that names one
+    #[arg(long, global = true, value_name = "URL")]
+    pub(crate) database_url: Option<String>,
+    /// How log lines look; they go to stderr, RUST_LOG filters them [default: human]
+    #[arg(long, global = true, value_name = "FORMAT")]
+    pub(crate) log_format: Option<LogFormat>,
+}
+
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    /// Bring a database up to date
+    Migrate {
+        #[command(subcommand)]
+        line: Line,
+    },
+    /// Publish what is committed, until SIGTERM or SIGINT
+    Relay {
+        /// Exit 0 once everything committed and visible is published, by this relay or by others
+        #[arg(long)]
+        until_empty: bool,
+    },
+    /// Show each shard's owner, cursor and lag, the oldest waiting message first
+    Status {
+        /// Print JSON instead of tables
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show the effective configuration and where each value comes from, secrets masked
+    Config {
+        /// Print JSON instead of a table
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+#[derive(Subcommand)]
+pub(crate) enum Line {
+    /// The producers' side: messages, shards, cursors
+    Outbox {
+        /// Number of shards, 1 to 1024; fixed from the first message on [default: 8, or what the outbox has]
+        #[arg(long, value_name = "N", value_parser = ValueParser::from(shards))]
+        shards: Option<NonZeroU16>,
+        /// How long one of the four slots takes messages, at least 1s [default: 6h, or what the outbox has]
+        #[arg(long, value_name = "DURATION", value_parser = ValueParser::from(slot_period))]
+        slot_period: Option<Duration>,
+        /// Change nothing; exit 0 if the database is up to date, 1 if not
+        #[arg(long, conflicts_with_all = ["shards", "slot_period"])]
+        check: bool,
+    },
+    /// The consumers' side: what each has applied
+    Inbox {
+        /// Change nothing; exit 0 if the database is up to date, 1 if not
+        #[arg(long)]
+        check: bool,
+    },
+}
+
+/// How log lines look.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogFormat {
+    /// For people; coloured on a terminal.
+    #[default]
+    Human,
+    /// One JSON object a line.
+    Json,
+}
+
+impl LogFormat {
+    /// As it is written.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Human => "human",
+            Self::Json => "json",
+        }
+    }
+}
+
+impl FromStr for LogFormat {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        <Self as ValueEnum>::from_str(text, false)
+            .map_err(|_| format!("`{text}` is not a log format; use human or json"))
+    }
+}
+
+impl Serialize for LogFormat {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.as_str())
+    }
+}
+
+fn shards(text: &str) -> Result<NonZeroU16, String> {
+    text.parse::<NonZeroU16>()
+        .ok()
+        .filter(|n| n.get() <= 1024)
+        .ok_or_else(|| "must be a whole number from 1 to 1024".to_owned())
+}
+
+fn slot_period(text: &str) -> Result<Duration, String> {
+    let Span(period) = text.parse::<Span>().map_err(|e| e.to_string())?;
+    if period < Duration::from_secs(1) {
+        return Err("must be at least 1s".to_owned());
+    }
+    Ok(period)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn global_flags_stand_before_or_after_the_command() {
+        for line in [["baton", "--config", "x.toml", "status"], ["baton", "status", "--config", "x.toml"]] {
+            let cli = Cli::try_parse_from(line).unwrap();
+            assert_eq!(cli.global.config.as_deref(), Some("x.toml".as_ref()));
+        }
+    }
+
+    #[test]
+    fn a_slot_period_below_a_second_is_refused() {
+        assert_eq!(slot_period("999ms").unwrap_err(), "must be at least 1s");
+        assert_eq!(slot_period("6h").unwrap(), Duration::from_secs(21_600));
+    }
+
+    #[test]
+    fn shards_go_from_1_to_1024() {
+        assert!(shards("0").is_err() && shards("1025").is_err() && shards("-1").is_err());
+        assert_eq!(shards("1024").unwrap().get(), 1024);
+    }
+}

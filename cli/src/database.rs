@@ -1,0 +1,149 @@
+//! A connection for one command, and in plain words why there is none.
+
+use std::str::FromStr as _;
+use std::time::Duration;
+
+use sqlx::postgres::PgConnectOptions;
+use sqlx::{Connection as _, PgConnection};
+
+use crate::config::{DatabaseUrl, is_secret};
+use crate::failure::Failure;
+
+/// How long a server may take to answer: enough for a TLS handshake over a slow link, short enough to wait for.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Why there is no connection. None of these holds the URL, which may hold a password.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    #[error(
+        "the database URL from {origin} is not a Postgres URL ({reason}); write postgres://user:password@host:5432/database, with special characters in the password percent-encoded"
+    )]
+    Malformed { origin: String, reason: String },
+    #[error(
+        "cannot reach Postgres at {place} (from {origin}); does it run there, and are host and port right"
+    )]
+    Unreachable { place: String, origin: String, source: sqlx::Error },
+    #[error("Postgres at {place} does not answer within {} s (from {origin}); does it run there, and are host and port right", PATIENCE.as_secs())]
+    Silent { place: String, origin: String },
+    #[error("Postgres at {place} does not let user {user} in (from {origin}); check user and password")]
+    Refused { place: String, user: String, origin: String, source: sqlx::Error },
+    #[error("Postgres at {place} has no such database (from {origin}); create it, or check the name")]
+    NoDatabase { place: String, origin: String, source: sqlx::Error },
+    #[error("Postgres at {place} cannot be used (from {origin})")]
+    Unusable { place: String, origin: String, source: sqlx::Error },
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Malformed { .. } => Self::usage(error),
+            _ => Self::failed(error),
+        }
+    }
+}
+
+/// Connects as the configuration says.
+///
+/// # Errors
+/// One kind for each thing that a person would do differently.
+///
+/// # Cancel safety
+/// Safe: a connection that is being made is dropped.
+pub(crate) async fn connect(database: &DatabaseUrl) -> Result<PgConnection, Error> {
+    let options = options(database)?;
+    let place = place(&options);
+    let origin = database.origin.clone();
+    match tokio::time::timeout(PATIENCE, PgConnection::connect_with(&options)).await {
+        Err(_) => Err(Error::Silent { place, origin }),
+        Ok(Ok(connection)) => Ok(connection),
+        Ok(Err(source)) => Err(explain(place, options.get_username(), origin, source)),
+    }
+}
+
+/// Checks the URL without connecting.
+///
+/// # Errors
+/// When it is no Postgres URL.
+pub(crate) fn check_url(database: &DatabaseUrl) -> Result<(), Error> {
+    options(database).map(drop)
+}
+
+/// Reads the URL. sqlx alone would take any scheme, and would log what it does not know with its value.
+fn options(database: &DatabaseUrl) -> Result<PgConnectOptions, Error> {
+    let malformed =
+        |reason: &str| Error::Malformed { origin: database.origin.clone(), reason: reason.to_owned() };
+    let (scheme, rest) =
+        database.url.split_once("://").ok_or_else(|| malformed("it does not start with postgres://"))?;
+    if !matches!(scheme, "postgres" | "postgresql") {
+        return Err(malformed("it does not start with postgres://"));
+    }
+    let parameters = rest.split_once('?').map_or("", |(_, parameters)| parameters);
+    for (name, _) in parameters.split('&').filter_map(|parameter| parameter.split_once('=')) {
+        if name != "password" && is_secret(name) {
+            return Err(malformed(&format!("the parameter {name} is not supported")));
+        }
+    }
+    PgConnectOptions::from_str(&database.url).map_err(|e| match e {
+        sqlx::Error::Configuration(reason) => malformed(&reason.to_string()),
+        _ => malformed("it cannot be parsed"),
+    })
+}
+
+/// Host, port and database, which are no secret.
+fn place(options: &PgConnectOptions) -> String {
+    let host = options
+        .get_socket()
+        .map_or_else(|| options.get_host().to_owned(), |socket| socket.display().to_string());
+    format!("{host}:{}/{}", options.get_port(), options.get_database().unwrap_or(options.get_username()))
+}
+
+fn explain(place: String, user: &str, origin: String, source: sqlx::Error) -> Error {
+    let code = match &source {
+        sqlx::Error::Io(_) => return Error::Unreachable { place, origin, source },
+        sqlx::Error::Database(error) => error.code().unwrap_or_default().into_owned(),
+        _ => String::new(),
+    };
+    match code.as_str() {
+        // invalid_authorization_specification, invalid_password
+        "28000" | "28P01" => Error::Refused { place, user: user.to_owned(), origin, source },
+        // invalid_catalog_name
+        "3D000" => Error::NoDatabase { place, origin, source },
+        _ => Error::Unusable { place, origin, source },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refusal(url: &str) -> String {
+        let database = DatabaseUrl { url: url.to_owned(), origin: "DATABASE_URL".to_owned() };
+        options(&database).expect_err("must be refused").to_string()
+    }
+
+    #[test]
+    fn a_url_of_another_kind_is_refused_without_showing_it() {
+        for url in [
+            "host=db password=hunter2",
+            "mysql://app:hunter2@db/x",
+            "postgres://app:hunter2@db:port/x",
+            "postgres://app:hunt/hunter2@db/x",
+            "postgres://app@db/x?sslpassword=hunter2",
+            "",
+        ] {
+            let message = refusal(url);
+            assert!(
+                message.starts_with("the database URL from DATABASE_URL is not a Postgres URL ("),
+                "{message}"
+            );
+            assert!(!message.contains("hunter2"), "{message}");
+        }
+    }
+
+    #[test]
+    fn the_place_shows_neither_user_nor_password() {
+        let database =
+            DatabaseUrl { url: "postgres://app:hunter2@db:6432/shop".to_owned(), origin: String::new() };
+        assert_eq!(place(&options(&database).unwrap()), "db:6432/shop");
+    }
+}

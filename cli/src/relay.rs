@@ -1,0 +1,50 @@
+//! `baton relay`: publish until told to stop, or until the outbox is empty.
+
+use baton_relay::{Error, Summary, Until, database};
+
+use crate::config::{Effective, Side};
+use crate::failure::Failure;
+use crate::signals;
+
+/// A run that ended with messages left.
+#[derive(Debug, thiserror::Error)]
+#[error("{count} shard(s) wait behind a message that Kafka refuses: {which}", count = .stopped.len(), which = .stopped.join("; "))]
+struct Stopped {
+    stopped: Vec<String>,
+}
+
+/// The operating system refused a signal handler.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot listen for SIGTERM and SIGINT")]
+struct NoSignals {
+    source: std::io::Error,
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Settings(_) | Error::Database(database::Error::Url) => Self::usage(error),
+            _ => Self::failed(error),
+        }
+    }
+}
+
+/// Runs a relay to its end.
+pub(crate) async fn run(config: &Effective, until_empty: bool) -> Result<(), Failure> {
+    let until = if until_empty { Until::Empty } else { Until::Shutdown };
+    let settings = config.relay_settings()?;
+    crate::database::check_url(&config.database_url(Side::Outbox)?)?;
+    let shutdown = signals::shutdown().map_err(|source| Failure::failed(NoSignals { source }))?;
+    let Summary { published, stopped, .. } = baton_relay::run(settings, until, shutdown).await?;
+    println!("published {published} messages");
+    if stopped.is_empty() {
+        return Ok(());
+    }
+    let stopped = stopped
+        .iter()
+        .map(|(shard, stopped)| {
+            format!("shard {shard}: {} for topic {} ({})", stopped.id, stopped.topic, stopped.cause)
+        })
+        .collect();
+    Err(Failure::failed(Stopped { stopped }))
+}

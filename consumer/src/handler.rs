@@ -1,0 +1,112 @@
+//! What a user writes: one message in, effects through the transaction, a verdict out.
+
+use std::fmt;
+use std::future::Future;
+use std::marker::PhantomData;
+
+use futures_util::future::BoxFuture;
+use sqlx::{Postgres, Transaction};
+
+use crate::{Decode, Delivery, Verdict};
+
+/// Applies one message in the transaction that also marks it as applied: both commit, or neither does.
+///
+/// Whatever is done through `tx` is done once. What is done elsewhere (a call, a mail) is not: it may be done again after
+/// a rollback. Neither commit nor roll back `tx` by SQL of your own; savepoints are fine.
+///
+/// A panic is caught: the transaction is rolled back and the record goes to the dead-letter topic with cause `panic`.
+///
+/// ```
+/// use baton_consumer::{Delivery, Failure, Handler, Json, Verdict};
+/// use sqlx::{Postgres, Transaction};
+///
+/// #[derive(serde::Deserialize)]
+/// struct Order { id: i64, amount_cents: i64 }
+///
+/// struct Billing;
+///
+/// impl Billing {
+///     async fn bill(&self, order: &Order, tx: &mut Transaction<'_, Postgres>) -> Result<(), Failure> {
+///         if order.amount_cents < 0 {
+///             return Err(Failure::permanent("negative amount"));
+///         }
+///         sqlx::query("INSERT INTO invoice (order_id, amount_cents) VALUES ($1, $2)")
+///             .bind(order.id)
+///             .bind(order.amount_cents)
+///             .execute(&mut **tx)
+///             .await?;
+///         Ok(())
+///     }
+/// }
+///
+/// impl Handler for Billing {
+///     type Payload = Json<Order>;
+///
+///     async fn handle(&self, delivery: &Delivery<Json<Order>>, tx: &mut Transaction<'_, Postgres>) -> Verdict {
+///         self.bill(&delivery.payload().0, tx).await.into()
+///     }
+/// }
+/// ```
+pub trait Handler: Send + Sync + 'static {
+    /// What the payload is decoded to: [`Json`](crate::Json), [`Raw`](crate::Raw), or your own.
+    type Payload: Decode;
+
+    /// Applies one message. It is called again for the same message until the verdict settles it.
+    ///
+    /// # Cancel safety
+    ///
+    /// It is only dropped half-way when a drain deadline is over; its transaction is then never committed.
+    fn handle(
+        &self,
+        delivery: &Delivery<Self::Payload>,
+        tx: &mut Transaction<'_, Postgres>,
+    ) -> impl Future<Output = Verdict> + Send;
+}
+
+/// Makes a [`Handler`] of a closure.
+///
+/// ```
+/// use baton_consumer::{Raw, Verdict, handler_fn};
+///
+/// let handler = handler_fn::<Raw, _>(|delivery, tx| {
+///     Box::pin(async move {
+///         let seen = sqlx::query("INSERT INTO seen (key) VALUES ($1)").bind(delivery.idempotency_key());
+///         match seen.execute(&mut **tx).await {
+///             Ok(_) => Verdict::done(),
+///             Err(error) => error.into(),
+///         }
+///     })
+/// });
+/// # let _ = handler;
+/// ```
+pub fn handler_fn<P, F>(f: F) -> HandlerFn<P, F>
+where
+    P: Decode,
+    F: for<'a> Fn(&'a Delivery<P>, &'a mut Transaction<'_, Postgres>) -> BoxFuture<'a, Verdict> + Send + Sync + 'static,
+{
+    HandlerFn { f, payload: PhantomData }
+}
+
+/// A closure as a [`Handler`]; made by [`handler_fn`].
+pub struct HandlerFn<P, F> {
+    f: F,
+    payload: PhantomData<fn(P)>,
+}
+
+impl<P, F> fmt::Debug for HandlerFn<P, F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("HandlerFn")
+    }
+}
+
+impl<P, F> Handler for HandlerFn<P, F>
+where
+    P: Decode,
+    F: for<'a> Fn(&'a Delivery<P>, &'a mut Transaction<'_, Postgres>) -> BoxFuture<'a, Verdict> + Send + Sync + 'static,
+{
+    type Payload = P;
+
+    async fn handle(&self, delivery: &Delivery<P>, tx: &mut Transaction<'_, Postgres>) -> Verdict {
+        (self.f)(delivery, tx).await
+    }
+}

@@ -1,0 +1,367 @@
+//! The inbox: what one consumer has applied, by idempotency key, so that nothing is applied twice.
+//!
+//! The row of `inbox.message` is authoritative. Claim, effects and completion are one transaction (READ COMMITTED,
+//! synchronous commit), so others see work as settled or not at all:
+//!
+//! ```text
+//! claim ─┬─ nobody has it ───▶ action ─┬─ done ──▶ outcome + mark, the last write ──▶ COMMIT
+//!        │                             └─ failed or panicked ──▶ ROLLBACK: no trace
+//!        ├─ done, same payload ──────▶ Duplicate, with the stored outcome
+//!        ├─ dead, same payload ──────▶ Dead
+//!        ├─ in progress elsewhere ───▶ InProgress
+//!        └─ another payload ─────────▶ Conflict, whatever the state
+//! ```
+//!
+//! A concurrent claim of the same work waits on the unique index until the first transaction ends. Every path goes
+//! through one statement, `queries/message_claim.sql`, which alone compares fingerprints.
+//!
+//! *On failure.* A lost connection rolls back on the server. A COMMIT whose reply is lost may have taken place: the row
+//! decides, so the work is claimed again and is then found done, or is run. No transaction is ever raced against a timer
+//! on this side: the server ends one that stalls, and a connection whose transaction did not end in order is closed, not
+//! returned to the pool.
+
+mod session;
+mod statements;
+
+use std::fmt;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use baton_protocol::dead_letter::Cause;
+use baton_protocol::fingerprint::Fingerprint;
+use futures_util::FutureExt;
+use sqlx::{PgPool, Postgres, Transaction};
+use time::OffsetDateTime;
+
+use crate::verdict::is_transient;
+use crate::{Failure, Outcome, Verdict};
+use session::Session;
+use statements::Claim;
+
+/// The longest consumer name, scope and key, in bytes.
+pub const TEXT_LIMIT: usize = 1024;
+
+/// What [`Inbox::run_once`] found or did.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Once {
+    /// The action ran here, and its effects, outcome and mark are committed.
+    Fresh(Option<Outcome>),
+    /// It was applied before, or by somebody else at the same moment; this is the outcome stored then.
+    Duplicate(Option<Outcome>),
+    /// Somebody else is at it. Nothing ran; ask again later.
+    InProgress,
+    /// The key was used with another payload. Nothing ran.
+    Conflict,
+    /// It was given up before, and a dead letter tells of it. Nothing ran.
+    Dead {
+        /// Why it was given up, as in `dlt-cause`.
+        cause: String,
+        /// What the handler said.
+        error: Option<String>,
+    },
+    /// The action ran here and failed: everything it did through the transaction is rolled back.
+    Failed(Failure),
+}
+
+/// What the database did not do. Nothing was applied, unless a variant says otherwise; the same call may be made again
+/// with the same key.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// No connection.
+    #[error("no connection to the inbox database; check that it is up and that the pool is large enough")]
+    Connect(#[source] sqlx::Error),
+    /// The transaction could not be begun.
+    #[error("cannot begin the inbox transaction")]
+    Begin(#[source] sqlx::Error),
+    /// The claim failed.
+    #[error("cannot claim {key:?} in scope {scope:?}")]
+    Claim {
+        /// The scope.
+        scope: String,
+        /// The idempotency key.
+        key: String,
+        /// The database's answer.
+        #[source]
+        source: sqlx::Error,
+    },
+    /// A row is in a state that this version does not know.
+    #[error("inbox row of {key:?} is in the unknown state {state:?}; bring every consumer of this database to one version")]
+    UnknownState {
+        /// The idempotency key.
+        key: String,
+        /// The state.
+        state: String,
+    },
+    /// The completion mark could not be written, so the transaction was rolled back.
+    #[error("cannot mark {key:?} as done; an error that the action passed over may have failed its transaction")]
+    Complete {
+        /// The idempotency key.
+        key: String,
+        /// The database's answer.
+        #[source]
+        source: sqlx::Error,
+    },
+    /// The claim is no longer this transaction's: the action committed or rolled back by itself.
+    #[error("the action on {key:?} ended its transaction itself, so its effects and its mark are apart; take COMMIT and ROLLBACK out of it")]
+    Fenced {
+        /// The idempotency key.
+        key: String,
+    },
+    /// COMMIT was sent and its reply did not arrive. It may have been applied: ask again with the same key.
+    #[error("it is not known whether the transaction of {key:?} was committed; the same call with the same key tells")]
+    Commit {
+        /// The idempotency key.
+        key: String,
+        /// What happened to the connection.
+        #[source]
+        source: sqlx::Error,
+    },
+    /// The row could not be marked as dead.
+    #[error("cannot mark {key:?} as dead")]
+    Bury {
+        /// The idempotency key.
+        key: String,
+        /// The database's answer.
+        #[source]
+        source: sqlx::Error,
+    },
+    /// The database's clock could not be read.
+    #[error("cannot read the database's clock")]
+    Clock(#[source] sqlx::Error),
+    /// A name, scope or key that the table does not take.
+    #[error("{what} of {bytes} bytes does not fit the inbox; it takes 1 to 1024 bytes without NUL (a scope may be empty)")]
+    Text {
+        /// `consumer`, `scope` or `key`.
+        what: &'static str,
+        /// Its length.
+        bytes: usize,
+    },
+}
+
+/// One consumer's inbox in one database.
+///
+/// Used by the Kafka runtime, and without Kafka by [`run_once`](Self::run_once), for HTTP handlers, schedulers, imports:
+/// the code path is the same.
+#[derive(Clone)]
+pub struct Inbox {
+    consumer: Arc<str>,
+    pool: PgPool,
+    begin: Arc<str>,
+}
+
+/// One piece of work as the inbox knows it.
+#[derive(Debug, Clone)]
+pub(crate) struct Work {
+    pub(crate) scope: String,
+    pub(crate) key: String,
+    pub(crate) fingerprint: Fingerprint,
+    pub(crate) attempts: u32,
+    pub(crate) origin: Option<Origin>,
+}
+
+/// Where work came from, kept beside it for operators and for the horizon.
+#[derive(Debug, Clone)]
+pub(crate) struct Origin {
+    pub(crate) topic: String,
+    pub(crate) partition: i32,
+    pub(crate) offset: i64,
+    pub(crate) timestamp_ms: Option<i64>,
+}
+
+/// Whether a mark was needed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Buried {
+    Now,
+    /// Somebody else has settled it meanwhile; their mark stands.
+    SettledBefore,
+}
+
+impl Inbox {
+    /// How long the server waits for a stalled client or statement before it ends the transaction.
+    pub const DEFAULT_STALL: Duration = Duration::from_secs(60);
+
+    /// The inbox of `consumer` in the database of `pool`, which `baton migrate inbox` has prepared.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Text`] when the name does not fit.
+    pub fn new(consumer: &str, pool: PgPool) -> Result<Self, Error> {
+        if consumer.is_empty() {
+            return Err(Error::Text { what: "consumer", bytes: 0 });
+        }
+        check("consumer", consumer)?;
+        Ok(Self { consumer: consumer.into(), pool, begin: session::begin_sql(Self::DEFAULT_STALL) })
+    }
+
+    /// Ends a transaction on the server when one statement takes longer than this, or when the action leaves it idle for
+    /// longer. At least 1 ms; default [`DEFAULT_STALL`](Self::DEFAULT_STALL), 60 s.
+    #[must_use]
+    pub fn stall_timeout(mut self, stall: Duration) -> Self {
+        self.begin = session::begin_sql(stall);
+        self
+    }
+
+    /// Runs `action` once for `key`, however often and by however many it is called: the winner runs it in the
+    /// transaction that also stores the outcome; everyone else gets that outcome, or is told why not.
+    ///
+    /// `scope` separates keys that mean different things (at most 1 KiB, may be empty); `key` is 1 byte to 1 KiB; the
+    /// exact bytes of `payload` are what makes a second call the same work.
+    ///
+    /// ```no_run
+    /// # use baton_consumer::inbox::{Inbox, Once};
+    /// # use baton_consumer::Verdict;
+    /// # async fn example(inbox: Inbox) -> Result<(), baton_consumer::inbox::Error> {
+    /// let once = inbox
+    ///     .run_once("payments", "pay-7", b"{\"cents\":100}", async |tx| {
+    ///         match sqlx::query("INSERT INTO payment (cents) VALUES (100)").execute(&mut **tx).await {
+    ///             Ok(_) => Verdict::done_with("paid"),
+    ///             Err(error) => error.into(),
+    ///         }
+    ///     })
+    ///     .await?;
+    /// match once {
+    ///     Once::Fresh(outcome) | Once::Duplicate(outcome) => println!("{outcome:?}"),
+    ///     Once::InProgress => println!("ask again"),
+    ///     Once::Conflict => println!("another payload under this key"),
+    ///     other => println!("{other:?}"),
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error`]: nothing was applied, but for [`Error::Commit`] and [`Error::Fenced`], where it may have been. Call
+    /// again with the same key.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped half-way, its connection is closed and the server rolls back, unless COMMIT was already on its way.
+    pub async fn run_once<A>(&self, scope: &str, key: &str, payload: &[u8], action: A) -> Result<Once, Error>
+    where
+        A: AsyncFnOnce(&mut Transaction<'_, Postgres>) -> Verdict,
+    {
+        check("scope", scope)?;
+        check("key", key)?;
+        if key.is_empty() {
+            return Err(Error::Text { what: "key", bytes: 0 });
+        }
+        let work = Work {
+            scope: scope.to_owned(),
+            key: key.to_owned(),
+            fingerprint: Fingerprint::exact(Some(payload)),
+            attempts: 1,
+            origin: None,
+        };
+        match self.settle(&work, action).await {
+            Err(Error::Commit { key, source }) => self.look_up(&work, key, source).await,
+            settled => settled,
+        }
+    }
+
+    /// Claims, runs and completes in one transaction. The one path of the runtime and of [`run_once`](Self::run_once).
+    pub(crate) async fn settle<A>(&self, work: &Work, action: A) -> Result<Once, Error>
+    where
+        A: AsyncFnOnce(&mut Transaction<'_, Postgres>) -> Verdict,
+    {
+        let mut session = Session::open(&self.pool).await?;
+        let mut tx = session.begin(&self.begin).await?;
+        if let Some(once) = met(statements::claim(&mut tx, &self.consumer, work).await?) {
+            session.ended(tx.rollback().await);
+            return Ok(once);
+        }
+        match AssertUnwindSafe(action(&mut tx)).catch_unwind().await {
+            Ok(Verdict::Done(outcome)) => {
+                if let Err(error) = statements::complete(&mut tx, &self.consumer, work, outcome.as_ref()).await {
+                    session.ended(tx.rollback().await);
+                    return failed_or(error);
+                }
+                if let Err(source) = tx.commit().await {
+                    return failed_or(Error::Commit { key: work.key.clone(), source });
+                }
+                session.ended(Ok(()));
+                Ok(Once::Fresh(outcome))
+            }
+            Ok(Verdict::Failed(failure)) => {
+                session.ended(tx.rollback().await);
+                Ok(Once::Failed(failure))
+            }
+            // The panic may have left the connection in the middle of a message: it is closed, not kept.
+            Err(panic) => Ok(Once::Failed(Failure::Panicked(panic_message(panic.as_ref())))),
+        }
+    }
+
+    /// Marks work as dead, after its dead letter was acknowledged.
+    pub(crate) async fn bury(&self, work: &Work, cause: Cause, error: &str) -> Result<Buried, Error> {
+        let failed = |source| Error::Bury { key: work.key.clone(), source };
+        let mut session = Session::open(&self.pool).await?;
+        let mut tx = session.begin(&self.begin).await?;
+        let buried = statements::bury(&mut tx, &self.consumer, work, cause, error).await.map_err(failed)?;
+        tx.commit().await.map_err(failed)?;
+        session.ended(Ok(()));
+        Ok(buried)
+    }
+
+    /// The database's time.
+    pub(crate) async fn now(&self) -> Result<OffsetDateTime, Error> {
+        statements::now(&self.pool).await.map_err(Error::Clock)
+    }
+
+    /// After a COMMIT without a reply the row decides. Waits, on the unique index, for a commit that still goes on.
+    async fn look_up(&self, work: &Work, key: String, lost: sqlx::Error) -> Result<Once, Error> {
+        let unknown = |source| Error::Commit { key, source };
+        let Ok(mut session) = Session::open(&self.pool).await else { return Err(unknown(lost)) };
+        let Ok(mut tx) = session.begin(&self.begin).await else { return Err(unknown(lost)) };
+        let claim = statements::claim(&mut tx, &self.consumer, work).await;
+        session.ended(tx.rollback().await);
+        claim.ok().and_then(met).ok_or_else(|| unknown(lost))
+    }
+}
+
+impl fmt::Debug for Inbox {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Inbox").field("consumer", &self.consumer).finish_non_exhaustive()
+    }
+}
+
+/// What to answer when the work is not ours to run.
+fn met(claim: Claim) -> Option<Once> {
+    match claim {
+        Claim::Ours => None,
+        Claim::Done(outcome) => Some(Once::Duplicate(outcome)),
+        Claim::Dead { cause, error } => Some(Once::Dead { cause, error }),
+        Claim::InProgress => Some(Once::InProgress),
+        Claim::Conflict => Some(Once::Conflict),
+    }
+}
+
+/// What the effects did wrong shows only at the end when a constraint is deferred: that is the action's failure.
+fn failed_or(error: Error) -> Result<Once, Error> {
+    match error {
+        Error::Complete { source, .. } | Error::Commit { source, .. }
+            if source.as_database_error().is_some() && !is_transient(&source) =>
+        {
+            Ok(Once::Failed(Failure::permanent(source)))
+        }
+        error => Err(error),
+    }
+}
+
+fn check(what: &'static str, text: &str) -> Result<(), Error> {
+    if text.len() > TEXT_LIMIT || text.contains('\0') {
+        return Err(Error::Text { what, bytes: text.len() });
+    }
+    Ok(())
+}
+
+/// The text of a panic, where it has one.
+pub(crate) fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
+    panic
+        .downcast_ref::<&str>()
+        .map(|text| (*text).to_owned())
+        .or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "a value that is not text".to_owned())
+}

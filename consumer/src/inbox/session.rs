@@ -1,0 +1,68 @@
+//! One connection for one transaction, safe to drop at any point.
+//!
+//! A future that is dropped while it begins or ends a transaction leaves the connection in an unknown state, and sqlx
+//! would hand it to the next user of the pool with the transaction still open. So a connection goes back only after its
+//! transaction has ended in order ([`Session::ended`]); in every other case it is closed, and the server rolls back.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use sqlx::pool::PoolConnection;
+use sqlx::{AssertSqlSafe, Connection, PgPool, Postgres, Transaction};
+
+use super::Error;
+
+pub(super) struct Session {
+    connection: PoolConnection<Postgres>,
+    after: After,
+}
+
+enum After {
+    Close,
+    Keep,
+}
+
+impl Session {
+    pub(super) async fn open(pool: &PgPool) -> Result<Self, Error> {
+        let connection = pool.acquire().await.map_err(Error::Connect)?;
+        Ok(Self { connection, after: After::Close })
+    }
+
+    pub(super) async fn begin(&mut self, begin: &Arc<str>) -> Result<Transaction<'_, Postgres>, Error> {
+        self.connection.begin_with(AssertSqlSafe(Arc::clone(begin))).await.map_err(Error::Begin)
+    }
+
+    /// Says how the transaction ended. Only after a success does the connection go back to the pool.
+    pub(super) fn ended(mut self, how: Result<(), sqlx::Error>) {
+        match how {
+            Ok(()) => self.after = After::Keep,
+            Err(error) => tracing::debug!(%error, "the connection is closed, because its transaction did not end"),
+        }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if matches!(self.after, After::Close) {
+            self.connection.close_on_drop();
+        }
+    }
+}
+
+/// The statements that open a transaction. The only value put into the text is a number.
+pub(super) fn begin_sql(stall: Duration) -> Arc<str> {
+    let milliseconds = stall.as_millis().clamp(1, i32::MAX.unsigned_abs().into());
+    include_str!("../../queries/transaction_begin.sql").replace("{stall}", &milliseconds.to_string()).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stall_is_put_in_as_milliseconds_and_never_turns_the_limit_off() {
+        assert!(begin_sql(Duration::from_secs(60)).contains("statement_timeout = 60000;"));
+        assert!(begin_sql(Duration::ZERO).contains("statement_timeout = 1;"));
+        assert!(begin_sql(Duration::MAX).contains("statement_timeout = 2147483647;"));
+    }
+}

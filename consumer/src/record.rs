@@ -1,0 +1,170 @@
+//! One record as Kafka handed it over: owned, immutable, cheap to pass around.
+//!
+//! Kafka's bytes are authoritative. Headers are kept as librdkafka's own copy of them, so that a dead letter carries the
+//! same bytes, also where a header's name is not text; such a record shows no headers and has no identity.
+
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use rdkafka::Message;
+use rdkafka::message::{BorrowedMessage, Headers, OwnedHeaders};
+use time::OffsetDateTime;
+
+/// One record of a topic.
+#[derive(Clone)]
+pub struct Record {
+    topic: Arc<str>,
+    partition: i32,
+    offset: i64,
+    timestamp_ms: Option<i64>,
+    key: Option<Bytes>,
+    payload: Option<Bytes>,
+    headers: Kept,
+    size: usize,
+}
+
+/// A record's headers and whether their names are text.
+#[derive(Clone)]
+enum Kept {
+    None,
+    Text(Arc<OwnedHeaders>),
+    Unreadable(Arc<OwnedHeaders>),
+}
+
+/// What one record costs beside its bytes, so that many small ones are counted too.
+const OVERHEAD: usize = 256;
+
+impl Record {
+    pub(crate) fn copy(message: &BorrowedMessage<'_>, topic: Arc<str>) -> Self {
+        let (headers, headers_size) = match message.headers() {
+            None => (Kept::None, 0),
+            Some(headers) => {
+                // rdkafka offers no way to ask, and panics on a name that is not UTF-8.
+                let size = catch_unwind(AssertUnwindSafe(|| headers.iter().map(size_of_header).sum()));
+                let kept = Arc::new(headers.detach());
+                size.map_or_else(|_| (Kept::Unreadable(Arc::clone(&kept)), 0), |size| (Kept::Text(Arc::clone(&kept)), size))
+            }
+        };
+        let key = message.key().map(Bytes::copy_from_slice);
+        let payload = message.payload().map(Bytes::copy_from_slice);
+        let size = OVERHEAD + headers_size + key.as_ref().map_or(0, Bytes::len) + payload.as_ref().map_or(0, Bytes::len);
+        Self {
+            topic,
+            partition: message.partition(),
+            offset: message.offset(),
+            timestamp_ms: message.timestamp().to_millis(),
+            key,
+            payload,
+            headers,
+            size,
+        }
+    }
+
+    /// The topic that it was read from.
+    #[must_use]
+    pub fn topic(&self) -> &str {
+        &self.topic
+    }
+
+    /// The partition that it was read from.
+    #[must_use]
+    pub fn partition(&self) -> i32 {
+        self.partition
+    }
+
+    /// Its offset within the partition.
+    #[must_use]
+    pub fn offset(&self) -> i64 {
+        self.offset
+    }
+
+    /// Its timestamp in milliseconds since 1970; none where Kafka has none.
+    #[must_use]
+    pub fn timestamp_ms(&self) -> Option<i64> {
+        self.timestamp_ms
+    }
+
+    /// Its timestamp; none where Kafka has none or where it lies outside the years ±9999.
+    #[must_use]
+    pub fn timestamp(&self) -> Option<OffsetDateTime> {
+        OffsetDateTime::from_unix_timestamp_nanos(i128::from(self.timestamp_ms?) * 1_000_000).ok()
+    }
+
+    /// Its key, the ordering scope; an empty key is a key.
+    #[must_use]
+    pub fn key(&self) -> Option<&[u8]> {
+        self.key.as_deref()
+    }
+
+    /// Its value; none is a tombstone, which an empty one is not.
+    #[must_use]
+    pub fn payload(&self) -> Option<&Bytes> {
+        self.payload.as_ref()
+    }
+
+    /// Its headers in order, repeats included; a value may be null.
+    pub fn headers(&self) -> impl Iterator<Item = (&str, Option<&[u8]>)> {
+        let headers = match &self.headers {
+            Kept::Text(headers) => Some(headers.as_ref()),
+            Kept::None | Kept::Unreadable(_) => None,
+        };
+        headers.into_iter().flat_map(|headers| headers.iter()).map(|header| (header.key, header.value))
+    }
+
+    /// The value of the first header of that name; none if there is no such header or its value is null.
+    #[must_use]
+    pub fn header(&self, name: &str) -> Option<&[u8]> {
+        self.headers().find(|(given, _)| *given == name).and_then(|(_, value)| value)
+    }
+
+    /// Bytes that it holds in memory.
+    pub(crate) fn size(&self) -> usize {
+        self.size
+    }
+
+    /// False where a header's name is not UTF-8: [`headers`](Self::headers) shows none then.
+    pub(crate) fn headers_are_text(&self) -> bool {
+        !matches!(self.headers, Kept::Unreadable(_))
+    }
+
+    /// Its headers as they came, but for those whose name `drop` picks out.
+    pub(crate) fn headers_without(&self, drop: fn(&str) -> bool) -> OwnedHeaders {
+        match &self.headers {
+            Kept::None => OwnedHeaders::new(),
+            Kept::Unreadable(headers) => OwnedHeaders::clone(headers),
+            Kept::Text(headers) if headers.iter().any(|header| drop(header.key)) => headers
+                .iter()
+                .filter(|header| !drop(header.key))
+                .fold(OwnedHeaders::new_with_capacity(headers.count()), OwnedHeaders::insert_borrowed),
+            Kept::Text(headers) => OwnedHeaders::clone(headers),
+        }
+    }
+}
+
+/// `OwnedHeaders::insert` takes a reference to the value where iteration gives the value.
+trait InsertBorrowed {
+    fn insert_borrowed(self, header: rdkafka::message::Header<'_, &[u8]>) -> Self;
+}
+
+impl InsertBorrowed for OwnedHeaders {
+    fn insert_borrowed(self, header: rdkafka::message::Header<'_, &[u8]>) -> Self {
+        self.insert(rdkafka::message::Header { key: header.key, value: header.value.as_ref() })
+    }
+}
+
+fn size_of_header(header: rdkafka::message::Header<'_, &[u8]>) -> usize {
+    header.key.len() + header.value.map_or(0, <[u8]>::len)
+}
+
+impl fmt::Debug for Record {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Record")
+            .field("topic", &self.topic)
+            .field("partition", &self.partition)
+            .field("offset", &self.offset)
+            .field("payload_bytes", &self.payload.as_ref().map(Bytes::len))
+            .finish_non_exhaustive()
+    }
+}

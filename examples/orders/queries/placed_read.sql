@@ -1,0 +1,1 @@
+SELECT order_id, customer, seq, amount_cents FROM orders.placed

@@ -1,0 +1,10 @@
+-- The roles that are missing, or lack the privilege that makes them what they are.
+SELECT wanted.role
+FROM (VALUES ('baton_consumer'), ('baton_operator'), ('baton_readonly')) wanted(role)
+LEFT JOIN pg_roles r ON r.rolname = wanted.role
+WHERE r.oid IS NULL
+   OR NOT has_schema_privilege(r.oid, 'inbox', 'USAGE')
+   OR NOT CASE wanted.role
+          WHEN 'baton_consumer' THEN has_table_privilege(r.oid, 'inbox.message', 'INSERT')
+          WHEN 'baton_operator' THEN has_table_privilege(r.oid, 'inbox.audit', 'INSERT')
+          ELSE has_table_privilege(r.oid, 'inbox.message', 'SELECT') END

@@ -1,0 +1,2 @@
+-- Which migrations of the outbox are recorded.
+SELECT version, success, checksum FROM outbox._migrations ORDER BY version

@@ -1,0 +1,2 @@
+-- Nobody enqueues, claims or advances until this transaction ends.
+LOCK TABLE outbox.shard, outbox.cursor, outbox.message IN SHARE ROW EXCLUSIVE MODE

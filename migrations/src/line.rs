@@ -1,0 +1,95 @@
+//! The two lines: which migrations each has, and what a database that has them all looks like.
+
+use std::fmt;
+
+use sqlx::SqlSafeStr as _;
+use sqlx::migrate::{Migration, MigrationType, Migrator};
+
+/// One of the two lines of migrations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Line {
+    /// Schema `outbox`, in the database of a service that produces.
+    Outbox,
+    /// Schema `inbox`, in the database of a service that consumes.
+    Inbox,
+}
+
+impl Line {
+    /// The schema, and the word of the command line: `outbox` or `inbox`.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Outbox => "outbox",
+            Self::Inbox => "inbox",
+        }
+    }
+
+    /// The tables of a database that is up to date, in alphabetical order.
+    pub(crate) fn tables(self) -> &'static [&'static str] {
+        match self {
+            Self::Outbox => &[
+                BOOKKEEPING,
+                "audit",
+                "cursor",
+                "message",
+                "message_0",
+                "message_1",
+                "message_2",
+                "message_3",
+                "parked",
+                "relay",
+                "settings",
+                "shard",
+                "token",
+            ],
+            Self::Inbox => &[BOOKKEEPING, "audit", "horizon", "message", "parked"],
+        }
+    }
+
+    /// Version, description and text of each migration, oldest first. A text that is released never changes.
+    fn texts(self) -> &'static [(i64, &'static str, &'static str)] {
+        match self {
+            Self::Outbox => &[(1, "outbox", include_str!("../outbox/0001_outbox.sql"))],
+            Self::Inbox => &[(1, "inbox", include_str!("../inbox/0001_inbox.sql"))],
+        }
+    }
+
+    /// The roles and grants, which every migration brings back where they are missing.
+    pub(crate) fn roles(self) -> &'static str {
+        match self {
+            Self::Outbox => include_str!("../outbox/roles.sql"),
+            Self::Inbox => include_str!("../inbox/roles.sql"),
+        }
+    }
+
+    pub(crate) fn migrator(self) -> Migrator {
+        let migrations = self
+            .texts()
+            .iter()
+            .map(|(version, description, sql)| {
+                Migration::new(
+                    *version,
+                    (*description).into(),
+                    MigrationType::Simple,
+                    sql.into_sql_str(),
+                    false,
+                )
+            })
+            .collect();
+        let mut migrator = Migrator::with_migrations(migrations);
+        migrator.dangerous_set_table_name(format!("{self}.{BOOKKEEPING}"));
+        migrator.create_schema(self.as_str());
+        // The transaction that this runs in holds a lock of its own, which ends with it.
+        migrator.set_locking(false);
+        migrator
+    }
+}
+
+impl fmt::Display for Line {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// The bookkeeping table of a line, in its schema.
+pub(crate) const BOOKKEEPING: &str = "_migrations";

@@ -1,0 +1,136 @@
+//! Bringing a database up to date, in one transaction under one lock.
+
+use std::num::NonZeroU16;
+use std::time::Duration;
+
+use sqlx::migrate::MigrateError;
+use sqlx::{Connection as _, Executor as _, PgConnection};
+
+use crate::settings::{self, Settings, Wish};
+use crate::{Error, Line, State, check};
+
+/// What a migration found and did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Applied {
+    /// The line that was brought up to date.
+    pub line: Line,
+    /// The versions that were applied now, oldest first; none when it was up to date.
+    pub versions: Vec<i64>,
+    /// The roles that were missing, or lacked their privileges, and have them now.
+    pub roles: Vec<String>,
+    /// What stands in `outbox.settings` now; none for the inbox.
+    pub settings: Option<Settings>,
+}
+
+/// Brings the outbox of a database up to date, and its settings to what is asked for. Without a wish a new outbox gets
+/// 8 shards and a slot period of 6 h, and one that exists keeps what it has.
+///
+/// # Errors
+///
+/// When the database is not fit for it, when what is there and what is recorded do not fit together, or when another
+/// number of shards is asked for while the outbox has messages or a relay runs. Nothing has been changed then.
+///
+/// # Cancel safety
+///
+/// One transaction: a dropped future changes nothing. The connection must be closed then.
+pub async fn migrate_outbox(
+    connection: &mut PgConnection,
+    shards: Option<NonZeroU16>,
+    slot_period: Option<Duration>,
+) -> Result<Applied, Error> {
+    let wish = Wish { shards, slot_period };
+    wish.validate()?;
+    let line = Line::Outbox;
+    let mut tx = begin(connection, line).await?;
+    let (state, mut applied) = advance(&mut tx, line).await?;
+    applied.settings = Some(match state {
+        State::Missing => settings::create(&mut tx, wish).await?,
+        State::Behind { .. } | State::Current | State::Ahead { .. } => {
+            settings::update(&mut tx, wish).await?
+        }
+    });
+    tx.commit().await.map_err(|e| Error::migrate(line, e))?;
+    Ok(applied)
+}
+
+/// Brings the inbox of a database up to date.
+///
+/// # Errors
+///
+/// When the database is not fit for it, or when what is there and what is recorded do not fit together. Nothing has
+/// been changed then.
+///
+/// # Cancel safety
+///
+/// One transaction: a dropped future changes nothing. The connection must be closed then.
+pub async fn migrate_inbox(connection: &mut PgConnection) -> Result<Applied, Error> {
+    let line = Line::Inbox;
+    let mut tx = begin(connection, line).await?;
+    let (_, applied) = advance(&mut tx, line).await?;
+    tx.commit().await.map_err(|e| Error::migrate(line, e))?;
+    Ok(applied)
+}
+
+type Tx<'c> = sqlx::Transaction<'c, sqlx::Postgres>;
+
+/// A transaction that holds the lock. READ COMMITTED is said aloud: under another default the wait for the lock would
+/// be over with a snapshot from before it.
+async fn begin(connection: &mut PgConnection, line: Line) -> Result<Tx<'_>, Error> {
+    let read = |e| Error::read(line, e);
+    let server: (i32, String, bool) = server_read(connection).await.map_err(read)?;
+    match server {
+        (version, _, _) if version < 150_000 => return Err(Error::ServerVersion { major: version / 10_000 }),
+        (_, encoding, _) if encoding != "UTF8" => return Err(Error::Encoding { found: encoding }),
+        (_, _, true) => return Err(Error::InRecovery),
+        (_, _, false) => {}
+    }
+    let migrate = |e| Error::migrate(line, e);
+    let mut tx =
+        connection.begin_with("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE").await.map_err(migrate)?;
+    // "already exists, skipping" is no news.
+    tx.execute("SET LOCAL client_min_messages = warning").await.map_err(migrate)?;
+    lock_take(&mut tx).await.map_err(migrate)?;
+    Ok(tx)
+}
+
+/// Applies what is missing. Comes back with the state before.
+async fn advance(tx: &mut PgConnection, line: Line) -> Result<(State, Applied), Error> {
+    let state = check(tx, line).await?;
+    let from = match state {
+        State::Missing => 0,
+        State::Behind { applied, .. } => applied,
+        State::Current => i64::MAX,
+        State::Ahead { applied, newest } => return Err(Error::Ahead { line, applied, newest }),
+    };
+    let migrator = line.migrator();
+    let versions: Vec<i64> = migrator.iter().map(|m| m.version).filter(|version| *version > from).collect();
+    if !versions.is_empty() {
+        migrator.run(&mut *tx).await.map_err(|e| match e {
+            MigrateError::Execute(source) | MigrateError::ExecuteMigration(source, _) => {
+                Error::migrate(line, source)
+            }
+            source => Error::Bookkeeping { line, source },
+        })?;
+    }
+    let roles = roles_check(tx, line).await.map_err(|e| Error::migrate(line, e))?;
+    if !roles.is_empty() || !versions.is_empty() {
+        tx.execute(line.roles()).await.map_err(|e| Error::migrate(line, e))?;
+    }
+    Ok((state, Applied { line, versions, roles, settings: None }))
+}
+
+async fn server_read(connection: &mut PgConnection) -> Result<(i32, String, bool), sqlx::Error> {
+    sqlx::query_as(include_str!("../queries/server_read.sql")).fetch_one(connection).await
+}
+
+async fn lock_take(tx: &mut PgConnection) -> Result<(), sqlx::Error> {
+    sqlx::query(include_str!("../queries/lock_take.sql")).execute(tx).await.map(drop)
+}
+
+async fn roles_check(tx: &mut PgConnection, line: Line) -> Result<Vec<String>, sqlx::Error> {
+    let sql = match line {
+        Line::Outbox => include_str!("../queries/outbox_roles_check.sql"),
+        Line::Inbox => include_str!("../queries/inbox_roles_check.sql"),
+    };
+    sqlx::query_scalar(sql).fetch_all(tx).await
+}

@@ -1,0 +1,214 @@
+//! What a record says that nobody could apply: where dead letters go, and the `dlt-*` headers they carry.
+//!
+//! A dead letter keeps the record's key, value, timestamp and headers exactly; the headers here are added to them, and
+//! take the place of those of an earlier death ([`is_own`]), so that a record which fails again and again does not
+//! grow. Names and formats are public: numbers are decimal text, times RFC 3339 in UTC with milliseconds, and only
+//! `dlt-original-timestamp` is in milliseconds since 1970, as Kafka gives it.
+
+use std::fmt;
+use std::str::FromStr;
+
+use time::OffsetDateTime;
+
+use crate::rfc3339;
+
+/// Why the record was given up: one of [`Cause`].
+pub const CAUSE: &str = "dlt-cause";
+/// What the handler said, cut to [`ERROR_LIMIT`] bytes.
+pub const ERROR: &str = "dlt-error";
+/// How many attempts were made.
+pub const ATTEMPTS: &str = "dlt-attempts";
+/// The topic that the record came from, also where it came by way of a replay topic.
+pub const ORIGINAL_TOPIC: &str = "dlt-original-topic";
+/// The partition that it was read from.
+pub const ORIGINAL_PARTITION: &str = "dlt-original-partition";
+/// The offset that it was read at.
+pub const ORIGINAL_OFFSET: &str = "dlt-original-offset";
+/// Its timestamp, milliseconds since 1970; absent where it has none.
+pub const ORIGINAL_TIMESTAMP: &str = "dlt-original-timestamp";
+/// The consumer that gave it up.
+pub const CONSUMER: &str = "dlt-consumer";
+/// When it first failed.
+pub const FIRST_FAILED_AT: &str = "dlt-first-failed-at";
+/// When it was given up.
+pub const FAILED_AT: &str = "dlt-failed-at";
+
+/// The longest `dlt-error`, in bytes.
+pub const ERROR_LIMIT: usize = 2048;
+
+const OWN: [&str; 10] = [
+    CAUSE,
+    ERROR,
+    ATTEMPTS,
+    ORIGINAL_TOPIC,
+    ORIGINAL_PARTITION,
+    ORIGINAL_OFFSET,
+    ORIGINAL_TIMESTAMP,
+    CONSUMER,
+    FIRST_FAILED_AT,
+    FAILED_AT,
+];
+
+/// Where the dead letters of a consumer go: `<topic>.<consumer>.dlt`. `topic` is the original one.
+#[must_use]
+pub fn topic(topic: &str, consumer: &str) -> String {
+    format!("{topic}.{consumer}.dlt")
+}
+
+/// Where they come back from: `<topic>.<consumer>.replay`. `topic` is the original one.
+#[must_use]
+pub fn replay_topic(topic: &str, consumer: &str) -> String {
+    format!("{topic}.{consumer}.replay")
+}
+
+/// Whether a header is one of these, and so is replaced rather than kept when a record dies once more.
+#[must_use]
+pub fn is_own(header: &str) -> bool {
+    OWN.contains(&header)
+}
+
+/// Why a consumer gave a record up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Cause {
+    /// The handler said that no attempt will succeed.
+    Permanent,
+    /// The attempt budget is spent.
+    Exhausted,
+    /// The same idempotency key was seen with another payload.
+    Conflict,
+    /// The record names no identity to deduplicate by.
+    NoIdentity,
+    /// The payload could not be decoded.
+    Undecodable,
+    /// No handler is registered for its type.
+    UnknownType,
+    /// It is older than the deduplication horizon and cannot be told from a duplicate.
+    TooOld,
+    /// The handler panicked.
+    Panic,
+}
+
+impl Cause {
+    /// Every cause.
+    pub const ALL: [Self; 8] = [
+        Self::Permanent,
+        Self::Exhausted,
+        Self::Conflict,
+        Self::NoIdentity,
+        Self::Undecodable,
+        Self::UnknownType,
+        Self::TooOld,
+        Self::Panic,
+    ];
+
+    /// As headers, tables and commands write it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Permanent => "permanent",
+            Self::Exhausted => "exhausted",
+            Self::Conflict => "conflict",
+            Self::NoIdentity => "no_identity",
+            Self::Undecodable => "undecodable",
+            Self::UnknownType => "unknown_type",
+            Self::TooOld => "too_old",
+            Self::Panic => "panic",
+        }
+    }
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for Cause {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        Self::ALL
+            .into_iter()
+            .find(|cause| cause.as_str() == text)
+            .ok_or_else(|| Error::UnknownCause { given: text.to_owned() })
+    }
+}
+
+/// Why a dead letter cannot be described.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// No cause has this name.
+    #[error(
+        "unknown cause {given:?}; expected permanent, exhausted, conflict, no_identity, undecodable, unknown_type, too_old or panic"
+    )]
+    UnknownCause {
+        /// What was given.
+        given: String,
+    },
+    /// A time lies outside the years 0 to 9999, which RFC 3339 cannot say.
+    #[error("time of failure {at} lies outside the years 0 to 9999")]
+    Time {
+        /// The time.
+        at: OffsetDateTime,
+    },
+}
+
+/// One death of a record, as its headers tell it.
+#[derive(Debug, Clone, Copy)]
+pub struct Letter<'a> {
+    /// Why it was given up.
+    pub cause: Cause,
+    /// What the handler said; cut to [`ERROR_LIMIT`] bytes.
+    pub error: &'a str,
+    /// How many attempts were made, the last one included.
+    pub attempts: u32,
+    /// The topic that it came from.
+    pub original_topic: &'a str,
+    /// The partition that it was read from.
+    pub original_partition: i32,
+    /// The offset that it was read at.
+    pub original_offset: i64,
+    /// Its timestamp, milliseconds since 1970.
+    pub original_timestamp_ms: Option<i64>,
+    /// The consumer that gave it up.
+    pub consumer: &'a str,
+    /// When it first failed, by the database's clock.
+    pub first_failed_at: OffsetDateTime,
+    /// When it was given up, by the database's clock.
+    pub failed_at: OffsetDateTime,
+}
+
+impl Letter<'_> {
+    /// Calls back once for each header, always in the same order.
+    ///
+    /// # Errors
+    ///
+    /// When a time cannot be written; nothing has been called back then.
+    pub fn write(&self, header: &mut impl FnMut(&str, &[u8])) -> Result<(), Error> {
+        let first_failed_at = time_text(self.first_failed_at)?;
+        let failed_at = time_text(self.failed_at)?;
+        header(CAUSE, self.cause.as_str().as_bytes());
+        header(ERROR, cut(self.error, ERROR_LIMIT).as_bytes());
+        header(ATTEMPTS, self.attempts.to_string().as_bytes());
+        header(ORIGINAL_TOPIC, self.original_topic.as_bytes());
+        header(ORIGINAL_PARTITION, self.original_partition.to_string().as_bytes());
+        header(ORIGINAL_OFFSET, self.original_offset.to_string().as_bytes());
+        if let Some(ms) = self.original_timestamp_ms {
+            header(ORIGINAL_TIMESTAMP, ms.to_string().as_bytes());
+        }
+        header(CONSUMER, self.consumer.as_bytes());
+        header(FIRST_FAILED_AT, first_failed_at.as_bytes());
+        header(FAILED_AT, failed_at.as_bytes());
+        Ok(())
+    }
+}
+
+fn time_text(at: OffsetDateTime) -> Result<String, Error> {
+    rfc3339::from_time(at).ok_or(Error::Time { at })
+}
+
+/// The longest beginning of `text` that has at most `limit` bytes and ends between two characters.
+fn cut(text: &str, limit: usize) -> &str {
+    &text[..text.floor_char_boundary(limit)]
+}

@@ -1,0 +1,16 @@
+-- Takes a shard that is free, expired, or held by this very process, under a new generation, and reads its durable cursor.
+-- $1 shard, $2 owner, $3 the generation this process holds it by, or -1, $4 milliseconds.
+-- The cursor row takes the generation too: an advance of the generation before waits for its lock and then matches nothing.
+WITH lease AS (
+    UPDATE outbox.shard
+    SET owner = $2, generation = generation + 1,
+        lease_until = clock_timestamp() + make_interval(secs => $4::double precision / 1000)
+    WHERE shard = $1
+      AND (lease_until IS NULL OR lease_until <= clock_timestamp() OR (owner = $2 AND generation = $3))
+    RETURNING shard, generation
+)
+UPDATE outbox.cursor AS c
+SET generation = lease.generation
+FROM lease, outbox.token t
+WHERE c.shard = lease.shard
+RETURNING c.generation, t.token, c."position", c.snapshot::text, c.ceiling::text, c.late_snapshot::text, c.late_position

@@ -1,0 +1,252 @@
+//! One shard's producer: rows go in, delivery reports come out as a contiguous prefix.
+//!
+//! Each shard has an idempotent producer of its own, so that one shard can be purged and rebuilt alone. A producer lives
+//! until the first failed report, a fatal error, or the end of its shard's trust; then it is purged, every report is
+//! awaited, and it is destroyed. It is never used again after a failure: what follows a gap must not overtake it.
+
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use baton_protocol::envelope::{Envelope, Outgoing};
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::message::{DeliveryResult, Header, Message, OwnedHeaders};
+use rdkafka::producer::{BaseRecord, Producer as _, ProducerContext, PurgeConfig, ThreadedProducer};
+use rdkafka::{ClientContext, config::FromClientConfigAndContext as _};
+use tokio::sync::Notify;
+
+use crate::read::Row;
+use crate::settings::Settings;
+use crate::window::Window;
+
+/// Why a message or its shard cannot go on as it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Failure {
+    /// Kafka, or a check before it, refused this message for its own sake.
+    Refused { topic: String, cause: Cause, error: String },
+    /// Anything else: the producer is replaced and the same rows go again.
+    Broken { error: String },
+}
+
+/// Why a message was refused, in the words of `outbox.parked.cause`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Cause {
+    TooLarge,
+    UnknownTopic,
+    InvalidTopic,
+    NotAuthorized,
+    InvalidRecord,
+}
+
+impl Cause {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::TooLarge => "too_large",
+            Self::UnknownTopic => "unknown_topic",
+            Self::InvalidTopic => "invalid_topic",
+            Self::NotAuthorized => "not_authorized",
+            Self::InvalidRecord => "invalid_record",
+        }
+    }
+
+    /// What an operator can do about it.
+    pub(crate) fn advice(self) -> &'static str {
+        match self {
+            Self::TooLarge => "raise max.message.bytes of the topic, or have the service send less",
+            Self::UnknownTopic => "create the topic",
+            Self::InvalidTopic => "the broker does not accept this topic name",
+            Self::NotAuthorized => "allow this relay's Kafka user to write to the topic",
+            Self::InvalidRecord => "the broker's log names what is wrong with the record",
+        }
+    }
+
+    fn of(code: RDKafkaErrorCode) -> Option<Self> {
+        use RDKafkaErrorCode as E;
+        match code {
+            E::MessageSizeTooLarge => Some(Self::TooLarge),
+            E::UnknownTopic | E::UnknownTopicOrPartition => Some(Self::UnknownTopic),
+            E::InvalidTopic => Some(Self::InvalidTopic),
+            E::TopicAuthorizationFailed => Some(Self::NotAuthorized),
+            E::InvalidRecord | E::InvalidTimestamp => Some(Self::InvalidRecord),
+            _ => None,
+        }
+    }
+}
+
+impl Failure {
+    fn of(error: &KafkaError, topic: &str) -> Self {
+        match error.rdkafka_error_code().and_then(Cause::of) {
+            Some(cause) => Self::Refused { topic: topic.to_owned(), cause, error: error.to_string() },
+            None => Self::Broken { error: error.to_string() },
+        }
+    }
+}
+
+/// What the producer's thread and the shard's task share.
+#[derive(Debug)]
+pub(crate) struct Reports {
+    window: Mutex<Window<Failure>>,
+    /// A report came in. Coalesces; carries nothing.
+    pub changed: Notify,
+    fatal: Mutex<Option<String>>,
+}
+
+impl Reports {
+    pub(crate) fn window(&self) -> MutexGuard<'_, Window<Failure>> {
+        // A panic while it was held leaves plain counters, which stay meaningful.
+        self.window.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// The fatal error that the producer raised, if any.
+    pub(crate) fn fatal(&self) -> Option<String> {
+        self.fatal.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
+    }
+}
+
+/// The callbacks of one producer.
+struct Context(Arc<Reports>);
+
+impl ClientContext for Context {
+    fn log(&self, level: rdkafka::config::RDKafkaLogLevel, facility: &str, line: &str) {
+        tracing::debug!(?level, facility, "librdkafka: {line}");
+    }
+
+    fn error(&self, error: KafkaError, reason: &str) {
+        if error.rdkafka_error_code() == Some(RDKafkaErrorCode::Fatal) {
+            *self.0.fatal.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(reason.to_owned());
+            self.0.changed.notify_one();
+        } else {
+            tracing::debug!("librdkafka: {error}: {reason}");
+        }
+    }
+}
+
+impl ProducerContext for Context {
+    type DeliveryOpaque = usize;
+
+    fn delivery(&self, result: &DeliveryResult<'_>, number: usize) {
+        {
+            let mut window = self.0.window();
+            match result {
+                Ok(_) => window.ack(number as u64),
+                Err((error, message)) => window.fail(number as u64, Failure::of(error, message.topic())),
+            }
+        }
+        self.0.changed.notify_one();
+    }
+}
+
+/// The answer to handing over one row.
+#[derive(Debug)]
+pub(crate) enum HandOver {
+    /// librdkafka has it; a report will come.
+    Taken,
+    /// Its queue is full: wait for reports, then offer the same row again.
+    Full,
+    /// It will never take this row.
+    Failed(Failure),
+}
+
+/// A shard's producer.
+pub(crate) struct Publisher {
+    producer: ThreadedProducer<Context>,
+    reports: Arc<Reports>,
+    envelope: Arc<Envelope>,
+}
+
+impl Publisher {
+    pub(crate) fn new(settings: &Settings, envelope: Arc<Envelope>) -> Result<Self, KafkaError> {
+        let reports = Arc::new(Reports {
+            window: Mutex::new(Window::new()),
+            changed: Notify::new(),
+            fatal: Mutex::new(None),
+        });
+        let producer = ThreadedProducer::from_config_and_context(
+            &settings.producer_config(),
+            Context(Arc::clone(&reports)),
+        )?;
+        Ok(Self { producer, reports, envelope })
+    }
+
+    pub(crate) fn reports(&self) -> &Arc<Reports> {
+        &self.reports
+    }
+
+    /// Hands one row to librdkafka, which copies it.
+    pub(crate) fn hand_over(&self, row: &Row) -> Result<HandOver, crate::database::Error> {
+        let (id, topic, key, payload) = (row.id()?, row.topic()?, row.key()?, row.payload()?);
+        let outgoing = Outgoing {
+            id,
+            idempotency_key: row.idempotency_key()?,
+            topic,
+            r#type: row.r#type()?,
+            has_payload: payload.is_some(),
+            created_ms: row.created_ms()?,
+            headers: row.headers()?,
+        };
+        let headers = match self.headers(&outgoing) {
+            Ok(headers) => headers,
+            Err(error) => {
+                let cause = Cause::InvalidRecord;
+                return Ok(HandOver::Failed(Failure::Refused { topic: topic.to_owned(), cause, error }));
+            }
+        };
+        let number = self.reports.window().hand_over();
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "usize has 64 bits where librdkafka runs with us"
+        )]
+        let mut record: BaseRecord<'_, str, [u8], usize> = BaseRecord::with_opaque_to(topic, number as usize)
+            .timestamp(outgoing.created_ms)
+            .headers(headers);
+        record.key = key;
+        record.payload = payload;
+        match self.producer.send(record) {
+            Ok(()) => Ok(HandOver::Taken),
+            Err((error, _)) => {
+                self.reports.window().take_back();
+                Ok(match error.rdkafka_error_code() {
+                    Some(RDKafkaErrorCode::QueueFull) => HandOver::Full,
+                    _ => HandOver::Failed(Failure::of(&error, topic)),
+                })
+            }
+        }
+    }
+
+    fn headers(&self, outgoing: &Outgoing<'_>) -> Result<OwnedHeaders, String> {
+        let mut headers = Some(OwnedHeaders::new_with_capacity(6));
+        self.envelope
+            .write(outgoing, &mut |key: &str, value: Option<&[u8]>| {
+                headers = headers.take().map(|h| h.insert(Header { key, value }));
+            })
+            .map_err(|e| e.to_string())?;
+        headers.ok_or_else(|| "no headers".to_owned())
+    }
+
+    /// Whether the topic exists. Blocks for at most `patience`.
+    ///
+    /// # Errors
+    /// When the broker does not answer in time: then nothing is known.
+    pub(crate) fn topic_exists(&self, topic: &str, patience: Duration) -> Result<bool, KafkaError> {
+        let metadata = self.producer.client().fetch_metadata(Some(topic), patience)?;
+        Ok(metadata
+            .topics()
+            .iter()
+            .any(|t| t.name() == topic && t.error().is_none() && !t.partitions().is_empty()))
+    }
+
+    /// Throws away what was not acknowledged and waits for every report. Blocks. The producer is not to be used again.
+    ///
+    /// What was on its way may still arrive at the broker: that is a duplicate later, never a loss.
+    pub(crate) fn purge(&self, patience: Duration) {
+        self.producer.purge(PurgeConfig::default().queue().inflight());
+        if let Err(error) = self.producer.flush(patience) {
+            tracing::warn!("some delivery reports did not come back from a purged producer: {error}");
+        }
+    }
+}
+
+/// Whether the broker answers at all. Blocks for at most `patience`.
+pub(crate) fn reach(settings: &Settings, patience: Duration) -> Result<(), KafkaError> {
+    let producer: rdkafka::producer::BaseProducer = settings.producer_config().create()?;
+    producer.client().fetch_metadata(None, patience).map(drop)
+}

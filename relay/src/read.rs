@@ -1,0 +1,320 @@
+//! Reads pages of committed messages by cursor, one statement for all shards that ask.
+//!
+//! A shard asks with its cursor and gets an answer when there is something to hand over. Until then its request stays
+//! here and is polled: at once while pages come back full, then from the floor up to the ceiling while nothing comes.
+//! A page is given out only once everything the statement saw is on disk, because a producer may run with
+//! `synchronous_commit = off` and a crash must not take back what is on a topic.
+
+use std::time::Duration;
+
+use futures_util::TryStreamExt;
+use sqlx::Row as _;
+use sqlx::postgres::{PgConnection, PgRow};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use crate::budget::Budget;
+use crate::cursor::{Cursor, ReadAt};
+use crate::database::{Error, answer};
+
+const PAGE_READ: &str = include_str!("../queries/page_read.sql");
+
+/// How long a page may wait for somebody else's flush before the relay flushes by a commit of its own.
+const FLUSH_PATIENCE: Duration = Duration::from_millis(3);
+
+/// One message of the outbox, as read. Kept in the driver's buffer: nothing is copied before the producer copies it.
+#[derive(Debug)]
+pub(crate) struct Row(PgRow);
+
+impl Row {
+    fn column<'r, T>(&'r self, index: usize) -> Result<T, Error>
+    where
+        T: sqlx::Decode<'r, sqlx::Postgres> + sqlx::Type<sqlx::Postgres>,
+    {
+        // The statement's column types are fixed, so the check for each value is left out.
+        self.0
+            .try_get_unchecked(index)
+            .map_err(|source| Error::Statement { operation: "decoding a message", source })
+    }
+
+    pub(crate) fn position(&self) -> Result<i64, Error> {
+        self.column(1)
+    }
+
+    pub(crate) fn id(&self) -> Result<Uuid, Error> {
+        self.column(2)
+    }
+
+    pub(crate) fn idempotency_key(&self) -> Result<Option<&str>, Error> {
+        self.column(3)
+    }
+
+    pub(crate) fn topic(&self) -> Result<&str, Error> {
+        self.column(4)
+    }
+
+    pub(crate) fn key(&self) -> Result<Option<&str>, Error> {
+        self.column(5)
+    }
+
+    pub(crate) fn r#type(&self) -> Result<Option<&str>, Error> {
+        self.column(6)
+    }
+
+    pub(crate) fn payload(&self) -> Result<Option<&[u8]>, Error> {
+        self.column(7)
+    }
+
+    pub(crate) fn headers(&self) -> Result<Option<&str>, Error> {
+        self.column(8)
+    }
+
+    /// `created_at`, milliseconds since the epoch.
+    pub(crate) fn created_ms(&self) -> Result<i64, Error> {
+        self.column(9)
+    }
+
+    /// What the row costs in memory, roughly.
+    pub(crate) fn size(&self) -> Result<usize, Error> {
+        let headers = self.headers()?.map_or(0, str::len);
+        Ok(200 + self.payload()?.map_or(0, <[u8]>::len) + self.key()?.map_or(0, str::len) + headers)
+    }
+}
+
+/// Rows of one shard in order of position, never empty.
+#[derive(Debug)]
+pub(crate) struct Page {
+    /// The cursor the page was read from.
+    pub from: Cursor,
+    /// When.
+    pub read: ReadAt,
+    pub rows: Vec<Row>,
+    /// Bytes taken from the budget; given back when the page is acknowledged or dropped.
+    pub bytes: crate::budget::Held,
+}
+
+/// A shard wants its next page.
+#[derive(Debug)]
+pub(crate) struct Request {
+    pub shard: i16,
+    pub cursor: Cursor,
+    pub rows: usize,
+    pub bytes: usize,
+    pub reply: oneshot::Sender<Page>,
+}
+
+/// A request that waits here, and whether the last look found nothing.
+struct Waiting {
+    request: Request,
+    caught_up: bool,
+}
+
+/// How the reader is set.
+#[derive(Debug, Clone)]
+pub(crate) struct Pace {
+    pub floor: Duration,
+    pub ceiling: Duration,
+    /// How long a statement may take before the connection counts as lost.
+    pub patience: Duration,
+    #[cfg(feature = "plants")]
+    pub plant: Option<crate::plant::Plant>,
+}
+
+/// Serves requests until the session ends (every sender is gone) or the connection fails.
+pub(crate) async fn run(
+    mut connection: PgConnection,
+    mut requests: mpsc::Receiver<Request>,
+    budget: Budget,
+    pace: Pace,
+) -> Result<(), Error> {
+    let mut waiting: Vec<Waiting> = Vec::new();
+    let mut delay = pace.floor;
+    loop {
+        if waiting.is_empty() {
+            match requests.recv().await {
+                Some(request) => waiting.push(Waiting { request, caught_up: false }),
+                None => return Ok(()),
+            }
+        }
+        while let Ok(request) = requests.try_recv() {
+            waiting.push(Waiting { request, caught_up: false });
+        }
+        waiting.retain(|w| !w.request.reply.is_closed());
+        if waiting.iter().all(|w| w.caught_up) && !waiting.is_empty() {
+            // Nothing new was asked: poll again after the delay, or as soon as somebody asks.
+            match tokio::time::timeout(delay, requests.recv()).await {
+                Ok(Some(request)) => waiting.push(Waiting { request, caught_up: false }),
+                Ok(None) => return Ok(()),
+                Err(_) => {}
+            }
+        }
+        if waiting.is_empty() || budget.is_spent() {
+            if !waiting.is_empty() {
+                budget.freed().await;
+            }
+            continue;
+        }
+        let (read, found) = read_pages(&mut connection, &waiting, &budget, &pace).await?;
+        delay = if found.iter().all(Vec::is_empty) { (delay * 2).min(pace.ceiling) } else { pace.floor };
+        waiting = deliver(waiting, &read, found, &budget)?;
+    }
+}
+
+/// Answers the requests that have rows and moves the cursors of the others on to the new snapshot.
+fn deliver(
+    waiting: Vec<Waiting>,
+    read: &ReadAt,
+    found: Vec<Vec<Row>>,
+    budget: &Budget,
+) -> Result<Vec<Waiting>, Error> {
+    let mut left = Vec::new();
+    for (mut waiter, rows) in waiting.into_iter().zip(found) {
+        if rows.is_empty() {
+            // An empty page of late rows ends the late part; fresh ones were not looked at yet.
+            waiter.caught_up = waiter.request.cursor.late.is_none();
+            waiter.request.cursor = waiter.request.cursor.after_empty(read);
+            left.push(waiter);
+            continue;
+        }
+        let bytes = rows.iter().map(Row::size).sum::<Result<usize, _>>()?;
+        let Request { cursor: from, reply, .. } = waiter.request;
+        // A shard that has gone meanwhile drops the page, and with it the hold on the budget.
+        drop(reply.send(Page { from, read: read.clone(), rows, bytes: budget.hold(bytes) }));
+    }
+    Ok(left)
+}
+
+/// One statement, and the wait until what it saw is durable.
+async fn read_pages(
+    connection: &mut PgConnection,
+    waiting: &[Waiting],
+    budget: &Budget,
+    pace: &Pace,
+) -> Result<(ReadAt, Vec<Vec<Row>>), Error> {
+    let asks: Vec<Ask<'_>> = waiting
+        .iter()
+        .map(|w| Ask {
+            shard: w.request.shard,
+            cursor: &w.request.cursor,
+            caught_up: w.caught_up,
+            rows: w.request.rows,
+            bytes: w.request.bytes.min(budget.left() / waiting.len()).max(1),
+        })
+        .collect();
+    let rows: Vec<PgRow> = answer(
+        "reading a page",
+        pace.patience,
+        query(statement(pace), &asks).fetch(&mut *connection).try_collect(),
+    )
+    .await?;
+
+    let mut found: Vec<Vec<Row>> = asks.iter().map(|_| Vec::new()).collect();
+    let mut head = None;
+    for row in rows.into_iter().map(Row) {
+        match row.column::<Option<i16>>(0)? {
+            None => {
+                head = Some((
+                    ReadAt { snapshot: row.column(10)?, ceiling: row.column(11)? },
+                    row.column(12)?,
+                    row.column(13)?,
+                ))
+            }
+            Some(shard) => {
+                let index = asks.iter().position(|a| a.shard == shard).ok_or_else(|| Error::Answer {
+                    operation: "reading a page",
+                    what: format!("shard {shard} was not asked for"),
+                })?;
+                if let Some(rows) = found.get_mut(index) {
+                    rows.push(row);
+                }
+            }
+        }
+    }
+    let (read, written, flushed): (ReadAt, String, bool) =
+        head.ok_or_else(|| Error::Answer { operation: "reading a page", what: "no snapshot".to_owned() })?;
+    if !flushed && found.iter().any(|rows| !rows.is_empty()) {
+        wait_until_flushed(connection, &written, pace.patience).await?;
+    }
+    Ok((read, found))
+}
+
+async fn wait_until_flushed(
+    connection: &mut PgConnection,
+    written: &str,
+    patience: Duration,
+) -> Result<(), Error> {
+    let until = Instant::now() + FLUSH_PATIENCE;
+    loop {
+        let asked = sqlx::query_scalar(include_str!("../queries/wal_flushed.sql"))
+            .bind(written)
+            .fetch_one(&mut *connection);
+        if answer("waiting for the flush of a page", patience, asked).await? {
+            return Ok(());
+        }
+        if Instant::now() >= until {
+            let commit = sqlx::query(include_str!("../queries/wal_flush.sql")).execute(&mut *connection);
+            answer("flushing a page", patience, commit).await?;
+            continue;
+        }
+        tokio::time::sleep(Duration::from_micros(500)).await;
+    }
+}
+
+/// What one shard asks of the statement.
+#[derive(Debug, Clone, Copy)]
+pub struct Ask<'a> {
+    /// The shard.
+    pub shard: i16,
+    /// Where it stands.
+    pub cursor: &'a Cursor,
+    /// The look before found nothing at the cursor's snapshot.
+    pub caught_up: bool,
+    /// Most rows.
+    pub rows: usize,
+    /// Most bytes; one larger row still comes.
+    pub bytes: usize,
+}
+
+type Query = sqlx::query::Query<'static, sqlx::Postgres, sqlx::postgres::PgArguments>;
+
+fn query(sql: &'static str, asks: &[Ask<'_>]) -> Query {
+    let late = |f: fn(&crate::cursor::Late) -> String| -> Vec<Option<String>> {
+        asks.iter().map(|a| a.cursor.late.as_ref().map(f)).collect()
+    };
+    sqlx::query(sql)
+        .bind(asks.iter().map(|a| a.shard).collect::<Vec<_>>())
+        .bind(asks.iter().map(|a| a.cursor.position).collect::<Vec<_>>())
+        .bind(asks.iter().map(|a| a.cursor.snapshot.clone()).collect::<Vec<_>>())
+        .bind(asks.iter().map(|a| a.cursor.ceiling.clone()).collect::<Vec<_>>())
+        .bind(late(|l| l.snapshot.clone()))
+        .bind(asks.iter().map(|a| a.cursor.late.as_ref().map(|l| l.position)).collect::<Vec<_>>())
+        .bind(asks.iter().map(|a| a.caught_up).collect::<Vec<_>>())
+        .bind(asks.iter().map(|a| i64::try_from(a.rows).unwrap_or(i64::MAX)).collect::<Vec<_>>())
+        .bind(asks.iter().map(|a| i64::try_from(a.bytes).unwrap_or(i64::MAX)).collect::<Vec<_>>())
+}
+
+#[cfg(not(feature = "plants"))]
+fn statement(_: &Pace) -> &'static str {
+    PAGE_READ
+}
+
+#[cfg(feature = "plants")]
+fn statement(pace: &Pace) -> &'static str {
+    pace.plant.and_then(crate::plant::Plant::page_read).unwrap_or(PAGE_READ)
+}
+
+/// What a page read costs: the plan that Postgres ran, with its buffers, as `EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON)`
+/// prints it. For plan tests and `doctor`.
+///
+/// # Errors
+/// When the database fails.
+pub async fn explain(connection: &mut PgConnection, asks: &[Ask<'_>]) -> Result<serde_json::Value, Error> {
+    const EXPLAIN: &str =
+        concat!("EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) ", include_str!("../queries/page_read.sql"));
+    let asked = async {
+        let row = query(EXPLAIN, asks).fetch_one(connection).await?;
+        row.try_get::<serde_json::Value, _>(0)
+    };
+    answer("explaining a page read", Duration::from_secs(300), asked).await
+}

@@ -1,0 +1,386 @@
+//! One session: four connections, the leases won through them, and the shards published under these leases.
+//!
+//! ```text
+//!            ┌─ renewer ── every TTL/3, its own connection ──▶ trust of each shard
+//!  session ──┼─ reader ─── pages for all shards
+//!            ├─ advancer ─ cursors of all shards
+//!            └─ this task: overview twice a second ─▶ claim │ drain ─▶ release
+//! ```
+//!
+//! When a connection fails or goes silent the whole session ends: every shard is told to let go, purges, and all that was
+//! read ahead is gone. The next session claims anew, its own shards at once (the lease still names this process), and
+//! starts from the durable cursors.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use baton_protocol::envelope::Envelope;
+use baton_protocol::lease::share::Decision;
+use sqlx::postgres::PgConnection;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, MissedTickBehavior};
+
+use crate::budget::Budget;
+use crate::database::{self, Error, Outbox};
+use crate::lease::{self, Claimed, Free, Released};
+use crate::settings::Settings;
+use crate::shard::{self, Ended, Links, Order, Published, StoppedShards, Topics};
+use crate::until_empty::{Progress, Target};
+use crate::{advance, read};
+
+/// How often to look for shards to take or to give. With the TTL it bounds a takeover.
+const OVERVIEW_EVERY: Duration = Duration::from_millis(500);
+
+/// The longest a page read may take: a late bulk load is sorted in it.
+const READ_PATIENCE: Duration = Duration::from_secs(30);
+
+/// What outlives a session.
+pub(crate) struct Process {
+    pub settings: Arc<Settings>,
+    /// The generations this process holds, or held when its connection went: what lets it claim its own shards at once.
+    pub generations: BTreeMap<i16, i64>,
+    pub published: Arc<Published>,
+    pub stopped: StoppedShards,
+    pub topics: Arc<Topics>,
+    /// What `--until-empty` waits for, once it is known.
+    pub target: Option<Target>,
+    pub until_empty: bool,
+}
+
+/// How a session ended without an error.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Closed {
+    /// Asked to stop, and everything was handed back.
+    Shutdown,
+    /// Everything that had to be published is.
+    Emptied,
+    /// Only shards that a refused message has stopped are left.
+    OnlyStopped,
+}
+
+/// A shard that this session publishes.
+struct Held {
+    generation: i64,
+    order: watch::Sender<Order>,
+    trust: watch::Sender<Instant>,
+}
+
+type HeldShards = Arc<Mutex<BTreeMap<i16, Held>>>;
+
+fn lock(held: &HeldShards) -> MutexGuard<'_, BTreeMap<i16, Held>> {
+    held.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// How long a statement about leases may take: it must fail before the trust ends.
+pub(crate) fn patience(settings: &Settings) -> Duration {
+    (settings.lease_ttl.saturating_sub(settings.lease_margin) / 3).max(Duration::from_millis(250))
+}
+
+struct Session<'a> {
+    process: &'a mut Process,
+    outbox: Outbox,
+    envelope: Arc<Envelope>,
+    connection: PgConnection,
+    patience: Duration,
+    held: HeldShards,
+    shards: JoinSet<(i16, Result<Ended, Error>)>,
+    reads: mpsc::Sender<read::Request>,
+    advances: mpsc::Sender<advance::Request>,
+    closing: Option<Closed>,
+}
+
+/// Runs one session.
+pub(crate) async fn run<S>(process: &mut Process, shutdown: Pin<&mut S>) -> Result<Closed, Error>
+where
+    S: Future<Output = ()> + Send,
+{
+    let settings = Arc::clone(&process.settings);
+    let patience = patience(&settings);
+    let mut connection = database::connect(&settings, "leases", patience).await?;
+    let outbox = database::inspect(&mut connection, patience).await?;
+    lease::ensure_token(&mut connection, patience).await?;
+    let renewing = database::connect(&settings, "renewal", patience).await?;
+    let reading = database::connect(&settings, "reader", READ_PATIENCE).await?;
+    let advancing = database::connect(&settings, "cursor", patience).await?;
+
+    let (reads, read_requests) = mpsc::channel(usize::from(outbox.shards.unsigned_abs()).max(1));
+    let (advances, advance_requests) = mpsc::channel(usize::from(outbox.shards.unsigned_abs()).max(1));
+    let held = HeldShards::default();
+    let mut services = JoinSet::new();
+    services.spawn(renew(renewing, Arc::clone(&held), Arc::clone(&settings)));
+    let pace = read::Pace {
+        floor: settings.poll_floor,
+        ceiling: settings.poll_ceiling,
+        patience: READ_PATIENCE,
+        #[cfg(feature = "plants")]
+        plant: settings.plant,
+    };
+    services.spawn(read::run(
+        reading,
+        read_requests,
+        Budget::new(settings.in_flight_bytes_total.get()),
+        pace,
+    ));
+    let owner = settings.owner.clone();
+    services.spawn(async move { advance::run(advancing, advance_requests, &owner, patience).await });
+
+    let source = settings.source.clone().unwrap_or_else(|| format!("/{}", outbox.database));
+    let envelope = Arc::new(Envelope::cloud_events(&source, &settings.content_type, settings.ce_time));
+    let mut session = Session {
+        process,
+        outbox,
+        envelope,
+        connection,
+        patience,
+        held,
+        shards: JoinSet::new(),
+        reads,
+        advances,
+        closing: None,
+    };
+    let ended = session.follow(&mut services, shutdown).await;
+    session.let_go(ended.is_err()).await;
+    services.shutdown().await;
+    ended
+}
+
+impl Session<'_> {
+    async fn follow<S>(
+        &mut self,
+        services: &mut JoinSet<Result<(), Error>>,
+        mut shutdown: Pin<&mut S>,
+    ) -> Result<Closed, Error>
+    where
+        S: Future<Output = ()> + Send,
+    {
+        self.reclaim().await?;
+        let mut look = tokio::time::interval(OVERVIEW_EVERY);
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            if let Some(closed) = &self.closing
+                && self.shards.is_empty()
+            {
+                let closed = closed.clone();
+                lease::leave(&mut self.connection, &self.process.settings.owner, self.patience).await?;
+                return Ok(closed);
+            }
+            tokio::select! {
+                Some(ended) = services.join_next() => return Err(service_error(ended)),
+                Some(ended) = self.shards.join_next() => match ended {
+                    Ok((shard, ended)) => self.shard_ended(shard, ended?).await?,
+                    Err(panic) => return Err(Error::Answer { operation: "publishing a shard", what: panic.to_string() }),
+                },
+                () = shutdown.as_mut(), if self.closing.is_none() => self.close(Closed::Shutdown),
+                _ = look.tick(), if self.closing.is_none() => {
+                    self.share().await?;
+                    if let Some(closed) = self.emptied().await? {
+                        self.close(closed);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Asks every shard to finish what is in flight.
+    fn close(&mut self, closed: Closed) {
+        self.closing = Some(closed);
+        for held in lock(&self.held).values() {
+            held.order.send_replace(Order::Drain);
+        }
+    }
+
+    /// Takes back the shards that the lease table still gives to this process.
+    async fn reclaim(&mut self) -> Result<(), Error> {
+        for (shard, generation) in self.process.generations.clone() {
+            if !self.claim(&Free { shard, expired_owner: None }, Some(generation)).await? {
+                self.process.generations.remove(&shard);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes or gives shards towards the fair share.
+    async fn share(&mut self) -> Result<(), Error> {
+        if lock(&self.held).values().any(|h| *h.order.borrow() == Order::Drain) {
+            return Ok(());
+        }
+        let owner = self.process.settings.owner.clone();
+        let overview = lease::overview(&mut self.connection, &owner, self.patience).await?;
+        match overview.decide(&owner, self.outbox.shards) {
+            Decision::Keep => {}
+            Decision::Release(many) => {
+                for (shard, held) in lock(&self.held).iter().rev().take(many) {
+                    tracing::info!(shard, generation = held.generation, "handing the shard to another relay");
+                    held.order.send_replace(Order::Drain);
+                }
+            }
+            Decision::Claim(many) => {
+                // Relays that start together look at the free shards from different ends.
+                let from =
+                    owner.bytes().fold(0usize, |sum, b| sum.wrapping_mul(31).wrapping_add(usize::from(b)));
+                let free: Vec<_> =
+                    overview.free.iter().filter(|f| !lock(&self.held).contains_key(&f.shard)).collect();
+                let mut left = many;
+                for n in 0..free.len() {
+                    let Some(free) = free.get((from + n) % free.len()) else { break };
+                    let mine = self.process.generations.get(&free.shard).copied();
+                    if left > 0 && self.claim(free, mine).await? {
+                        left -= 1;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Claims one shard and begins to publish it. False: somebody else was faster.
+    async fn claim(&mut self, free: &Free, held_by: Option<i64>) -> Result<bool, Error> {
+        let settings = Arc::clone(&self.process.settings);
+        let asked = Instant::now();
+        let claimed = lease::claim(
+            &mut self.connection,
+            free.shard,
+            &settings.owner,
+            held_by,
+            settings.lease_ttl,
+            self.patience,
+        )
+        .await?;
+        let Some(Claimed { generation, token, cursor }) = claimed else { return Ok(false) };
+        match &free.expired_owner {
+            Some(from) => tracing::info!(
+                shard = free.shard,
+                generation,
+                from,
+                "took the shard over, its lease had run out"
+            ),
+            None => tracing::info!(shard = free.shard, generation, "holds the shard"),
+        }
+        let (order, order_seen) = watch::channel(Order::Run);
+        let (trust, trust_seen) = watch::channel(trusted_until(asked, &settings));
+        let links = Links {
+            settings,
+            envelope: Arc::clone(&self.envelope),
+            shard: free.shard,
+            generation,
+            token,
+            reads: self.reads.clone(),
+            advances: self.advances.clone(),
+            order: order_seen,
+            trust: trust_seen,
+            topics: Arc::clone(&self.process.topics),
+            stopped: Arc::clone(&self.process.stopped),
+            published: Arc::clone(&self.process.published),
+        };
+        self.process.generations.insert(free.shard, generation);
+        lock(&self.held).insert(free.shard, Held { generation, order, trust });
+        let shard = free.shard;
+        self.shards.spawn(async move { (shard, shard::run(links, cursor).await) });
+        Ok(true)
+    }
+
+    /// A shard's task has ended: release its lease if it is still ours.
+    async fn shard_ended(&mut self, shard: i16, ended: Ended) -> Result<(), Error> {
+        let Some(held) = lock(&self.held).remove(&shard) else { return Ok(()) };
+        let owner = &self.process.settings.owner;
+        let generation = held.generation;
+        match ended {
+            Ended::Drained => {
+                self.process.generations.remove(&shard);
+                match lease::release(&mut self.connection, shard, owner, generation, self.patience).await? {
+                    Released::Done => tracing::info!(shard, generation, "released the shard"),
+                    Released::Fenced => {
+                        tracing::warn!(shard, generation, operation = "release", "fenced: the lease was gone")
+                    }
+                }
+            }
+            Ended::Fenced => {
+                self.process.generations.remove(&shard);
+                tracing::warn!(
+                    shard,
+                    generation,
+                    "fenced: the lease is another's or has run out, what was in flight is dropped"
+                );
+            }
+            Ended::TrustEnded => {
+                tracing::warn!(
+                    shard,
+                    generation,
+                    "the lease was not renewed in time, the shard is let go until it is won again"
+                );
+            }
+            Ended::Abandoned => {}
+        }
+        Ok(())
+    }
+
+    async fn emptied(&mut self) -> Result<Option<Closed>, Error> {
+        if !self.process.until_empty {
+            return Ok(None);
+        }
+        if self.process.target.is_none() {
+            self.process.target = Some(Target::now(&mut self.connection, self.patience).await?);
+        }
+        let Some(target) = &self.process.target else { return Ok(None) };
+        let stopped: Vec<i16> =
+            self.process.stopped.lock().unwrap_or_else(PoisonError::into_inner).keys().copied().collect();
+        Ok(match target.progress(&mut self.connection, &stopped, self.patience).await? {
+            Progress::Empty => Some(Closed::Emptied),
+            Progress::OnlyStopped => Some(Closed::OnlyStopped),
+            Progress::Waiting => None,
+        })
+    }
+
+    /// Waits for the shards' tasks; at a lost connection tells them to let go first.
+    async fn let_go(&mut self, lost: bool) {
+        if lost {
+            for held in lock(&self.held).values() {
+                held.order.send_replace(Order::Let(Ended::Abandoned));
+            }
+        }
+        while self.shards.join_next().await.is_some() {}
+    }
+}
+
+/// Locally a lease is trusted for less time than the database grants, from before the request was sent.
+fn trusted_until(asked: Instant, settings: &Settings) -> Instant {
+    asked + settings.lease_ttl.saturating_sub(settings.lease_margin)
+}
+
+/// Renews the leases of all held shards until the connection fails. On its own connection, so that no work delays it.
+async fn renew(mut connection: PgConnection, held: HeldShards, settings: Arc<Settings>) -> Result<(), Error> {
+    let patience = patience(&settings);
+    let mut tick = tokio::time::interval(settings.lease_ttl / 3);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tick.tick().await;
+        let asked_for: Vec<(i16, i64)> =
+            lock(&held).iter().map(|(shard, h)| (*shard, h.generation)).collect();
+        let asked = Instant::now();
+        let renewed =
+            lease::renew(&mut connection, &settings.owner, &asked_for, settings.lease_ttl, patience).await?;
+        let held = lock(&held);
+        for (shard, generation) in asked_for {
+            let Some(lease) = held.get(&shard).filter(|h| h.generation == generation) else { continue };
+            if renewed.contains(&shard) {
+                lease.trust.send_replace(trusted_until(asked, &settings));
+            } else {
+                lease.order.send_replace(Order::Let(Ended::Fenced));
+            }
+        }
+    }
+}
+
+fn service_error(ended: Result<Result<(), Error>, tokio::task::JoinError>) -> Error {
+    match ended {
+        Ok(Err(error)) => error,
+        Ok(Ok(())) => {
+            Error::Answer { operation: "a session", what: "one of its tasks ended early".to_owned() }
+        }
+        Err(panic) => Error::Answer { operation: "a session", what: panic.to_string() },
+    }
+}

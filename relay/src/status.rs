@@ -1,0 +1,167 @@
+//! What an operator asks first: how old is the oldest waiting message, who holds what, how far is each shard.
+//!
+//! Read from the database alone, with any role that may read it. The field names are a public format; the oldest age
+//! leads, not the number of processes.
+
+use std::time::Duration;
+
+use serde::Serialize;
+use sqlx::postgres::PgConnection;
+
+use crate::database::{Error, answer};
+
+/// How long each of the statements may take.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The state of an outbox. Ages and times left in seconds.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Status {
+    /// Age of the oldest message that waits to be published; null when none waits.
+    pub oldest_pending_age_seconds: Option<f64>,
+    /// Shards whose lease ran out without a release and which nobody has taken over yet.
+    pub expired_leases: usize,
+    /// Messages that wait.
+    pub pending: Pending,
+    /// Messages set aside.
+    pub parked: Parked,
+    /// The relays that live.
+    pub relays: Vec<Relay>,
+    /// The shards, in order.
+    pub shards: Vec<Shard>,
+}
+
+/// How many messages wait.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Pending {
+    /// How many.
+    pub count: i64,
+    /// False: a shard has more than 10,000 waiting, and its part is an estimate.
+    pub exact: bool,
+}
+
+/// Messages set aside, by state.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Parked {
+    /// Tried again by themselves.
+    pub retrying: i64,
+    /// Behind an earlier one of their key.
+    pub blocked: i64,
+    /// Given up until an operator acts.
+    pub dead: i64,
+    /// Of a paused topic.
+    pub paused: i64,
+    /// Age of the first failure of the oldest; null when none is set aside.
+    pub oldest_age_seconds: Option<f64>,
+}
+
+/// A relay that lives.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Relay {
+    /// Its name.
+    pub owner: String,
+    /// The shards it holds.
+    pub shards: Vec<i16>,
+}
+
+/// One shard.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Shard {
+    /// Its number.
+    pub shard: i16,
+    /// Who holds, or last held and did not release, its lease.
+    pub owner: Option<String>,
+    /// Raised by each claim.
+    pub generation: i64,
+    /// Below zero: run out. Null: released.
+    pub lease_left_seconds: Option<f64>,
+    /// How far it is published.
+    pub cursor: Cursor,
+    /// Messages that wait.
+    pub lag_messages: i64,
+    /// Age of the oldest of them; null when none waits.
+    pub lag_seconds: Option<f64>,
+}
+
+/// A cursor, as Postgres prints its parts.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Cursor {
+    /// The highest position consumed in order.
+    pub position: i64,
+    /// The snapshot up to which everything at or below it is consumed.
+    pub snapshot: String,
+    /// No transaction at or above it owns a row at or below `position`.
+    pub ceiling: String,
+    /// Set while late rows are being worked off.
+    pub late: Option<Late>,
+}
+
+/// Late rows being worked off.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Late {
+    /// The snapshot they are read against.
+    pub snapshot: String,
+    /// The last one consumed.
+    pub position: i64,
+}
+
+#[derive(sqlx::FromRow)]
+struct ShardRow {
+    shard: i16,
+    owner: Option<String>,
+    generation: i64,
+    lease_left: Option<f64>,
+    position: i64,
+    snapshot: String,
+    ceiling: String,
+    late_snapshot: Option<String>,
+    late_position: Option<i64>,
+    lag: i64,
+    exact: bool,
+    lag_seconds: Option<f64>,
+}
+
+/// Reads the state of the outbox.
+///
+/// # Errors
+/// When the database fails or the outbox is not migrated.
+pub async fn read(connection: &mut PgConnection) -> Result<Status, Error> {
+    let asked = sqlx::query_as(include_str!("../queries/status_shards.sql")).fetch_all(&mut *connection);
+    let rows: Vec<ShardRow> = answer("reading the shards", PATIENCE, asked).await?;
+    let asked = sqlx::query_as(include_str!("../queries/status_parked.sql")).fetch_one(&mut *connection);
+    let (retrying, blocked, dead, paused, oldest_age_seconds) =
+        answer("reading what is parked", PATIENCE, asked).await?;
+    let asked = sqlx::query_as(include_str!("../queries/status_relays.sql")).fetch_all(&mut *connection);
+    let relays: Vec<(String, Vec<i16>)> = answer("reading the relays", PATIENCE, asked).await?;
+
+    Ok(Status {
+        oldest_pending_age_seconds: rows.iter().filter_map(|r| r.lag_seconds).reduce(f64::max),
+        expired_leases: rows.iter().filter(|r| r.lease_left.is_some_and(|left| left <= 0.0)).count(),
+        pending: Pending { count: rows.iter().map(|r| r.lag).sum(), exact: rows.iter().all(|r| r.exact) },
+        parked: Parked { retrying, blocked, dead, paused, oldest_age_seconds },
+        relays: relays.into_iter().map(|(owner, shards)| Relay { owner, shards }).collect(),
+        shards: rows.into_iter().map(Shard::from).collect(),
+    })
+}
+
+impl From<ShardRow> for Shard {
+    fn from(row: ShardRow) -> Self {
+        let late =
+            row.late_snapshot.zip(row.late_position).map(|(snapshot, position)| Late { snapshot, position });
+        Self {
+            shard: row.shard,
+            owner: row.owner,
+            generation: row.generation,
+            lease_left_seconds: row.lease_left,
+            cursor: Cursor { position: row.position, snapshot: row.snapshot, ceiling: row.ceiling, late },
+            lag_messages: row.lag,
+            lag_seconds: row.lag_seconds,
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! Servers that a test may break: a Postgres and a Kafka of this test program's own, beside the shared ones.
+//!
+//! `cargo xtask up` starts them, in a directory named by `BATON_STACK_DIR`, from the same programs and with the same
+//! configuration as every other stack, and starts again whichever of them is dead. What is killed here is found as xtask
+//! finds it, by the mark in the server's command line; nothing else on the machine has that mark. There is one such stack
+//! in a test program, made by the first test that asks; only tests that run [alone](crate::Load::Alone) may ask. The
+//! guard kills it with this process and removes its directory.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::sync::Mutex;
+
+use crate::failure::{Failure, Outcome};
+use crate::guard;
+use crate::place::{self, Place};
+use crate::process::Launch;
+use crate::wait::eventually;
+
+/// What a start from nothing may take on a busy machine, Maven's copying included.
+const START: Duration = Duration::from_secs(150);
+
+/// A stack of our own.
+#[derive(Debug, Clone)]
+pub struct OwnStack {
+    directory: PathBuf,
+    place: Place,
+    mark: String,
+}
+
+impl OwnStack {
+    /// The stack, with both servers serving: started, repaired or as it is.
+    ///
+    /// # Errors
+    ///
+    /// When `xtask` is not built or a server does not come; the message has xtask's own words.
+    pub async fn up() -> Outcome<Self> {
+        static TURN: Mutex<()> = Mutex::const_new(());
+        let _turn = TURN.lock().await;
+        let directory = place::scratch()?.join(format!("stack.{}", std::process::id()));
+        if !directory.is_dir() {
+            std::fs::create_dir_all(&directory)?;
+            guard::remove_at_the_end(&directory)?;
+            share_programs(&directory)?;
+        }
+        let stack = raise(&directory).await?;
+        stack.guard()?;
+        Ok(stack)
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn place(&self) -> &Place {
+        &self.place
+    }
+
+    /// SIGKILL to the broker; returns when it is gone.
+    ///
+    /// # Errors
+    ///
+    /// When there is none, or it does not go.
+    pub async fn kill_broker(&self) -> Outcome {
+        let pid = self.broker().ok_or_else(|| Failure::new("the own broker does not run"))?;
+        signal(pid, Signal::KILL)?;
+        eventually("the killed broker to be gone", Duration::from_secs(20), async || match self.broker() {
+            None => Ok(()),
+            Some(pid) => crate::fail!("process {pid} is there"),
+        })
+        .await?;
+        guard::gone(u32::try_from(pid)?);
+        Ok(())
+    }
+
+    /// Starts what is dead and returns when both serve.
+    ///
+    /// # Errors
+    ///
+    /// When a server does not come.
+    pub async fn repair(&self) -> Outcome {
+        raise(&self.directory).await?.guard()
+    }
+
+    /// SIGKILL to every child of the postmaster, sessions and background processes alike: Postgres then ends all the
+    /// rest, runs crash recovery and serves again by itself. Returns how many were killed; recovery is still under way.
+    ///
+    /// # Errors
+    ///
+    /// When there is no postmaster or it has no child.
+    pub fn crash_postgres(&self) -> Outcome<usize> {
+        let postmaster = self.postmaster().ok_or_else(|| Failure::new("the own Postgres does not run"))?;
+        let children = children(postmaster);
+        if children.is_empty() {
+            crate::fail!("the postmaster has no children to kill");
+        }
+        for child in &children {
+            // One that has just ended by itself is as dead.
+            signal(*child, Signal::KILL).ok();
+        }
+        Ok(children.len())
+    }
+
+    fn broker(&self) -> Option<i32> {
+        find(&format!("-Dbaton.stack={}", self.mark))
+    }
+
+    fn postmaster(&self) -> Option<i32> {
+        find(&format!("cluster_name=baton-{}", self.mark))
+    }
+
+    /// The end of this process is the end of these servers: each leads a group of its own.
+    fn guard(&self) -> Outcome {
+        for pid in [self.broker(), self.postmaster()].into_iter().flatten() {
+            guard::started(u32::try_from(pid)?)?;
+        }
+        Ok(())
+    }
+}
+
+/// The folder with Kafka's jars, for its own command line tools.
+///
+/// # Errors
+///
+/// When no stack was ever started natively by this workspace, and none can be.
+pub async fn kafka_jars() -> Outcome<PathBuf> {
+    let own = place::scratch()?.join(format!("stack.{}", std::process::id()));
+    for stack in shared_stacks()?.iter().chain([&own]) {
+        if let Some(jars) = jars_in(stack) {
+            return Ok(jars);
+        }
+    }
+    OwnStack::up().await?;
+    jars_in(&own).ok_or_else(|| Failure::new(format!("there are no Kafka jars in {}", own.display())))
+}
+
+fn jars_in(stack: &Path) -> Option<PathBuf> {
+    std::fs::read_dir(stack.join("lib"))
+        .ok()?
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .find(|path| path.is_dir() && has_tools(path))
+}
+
+fn has_tools(folder: &Path) -> bool {
+    let is_complete = folder.extension().is_none();
+    is_complete
+        && std::fs::read_dir(folder).is_ok_and(|mut entries| {
+            entries.any(|entry| {
+                entry.is_ok_and(|entry| entry.file_name().to_string_lossy().starts_with("kafka-tools-4"))
+            })
+        })
+}
+
+/// Where the shared stack's programs may lie.
+fn shared_stacks() -> Outcome<Vec<PathBuf>> {
+    let named = std::env::var_os("BATON_STACK_DIR").map(PathBuf::from);
+    let usual = place::scratch()?.with_file_name("stack");
+    Ok(named.into_iter().chain([usual]).collect())
+}
+
+/// Lets the own stack use the programs that the shared one has already got from Maven.
+fn share_programs(directory: &Path) -> Outcome {
+    for stack in shared_stacks()? {
+        let programs = stack.join("lib");
+        if programs.is_dir() {
+            std::os::unix::fs::symlink(std::path::absolute(programs)?, directory.join("lib"))?;
+            break;
+        }
+    }
+    Ok(())
+}
+
+async fn raise(directory: &Path) -> Outcome<OwnStack> {
+    // Naming a Postgres keeps xtask from taking docker's.
+    let debian = Path::new("/usr/lib/postgresql").is_dir();
+    Launch::new("xtask", directory, place::program("xtask")?)
+        .args(["up", "--postgres", if debian { "debian" } else { "embedded" }])
+        .env("BATON_STACK_DIR", directory.display().to_string())
+        .finish(START)
+        .await?
+        .success()
+        .map_err(|failure| failure.during("start an own stack"))?;
+    let record = std::fs::read_to_string(directory.join("record"))?;
+    let value = |key: &str| {
+        let found = record.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+        found.map(str::to_owned).ok_or_else(|| Failure::new(format!("xtask's record does not name {key}")))
+    };
+    // Under root Postgres may have to live elsewhere.
+    let home = PathBuf::from(value("postgres_home")?);
+    if !home.starts_with(directory) {
+        guard::remove_at_the_end(&home)?;
+    }
+    Ok(OwnStack {
+        directory: directory.to_owned(),
+        place: Place { database_url: value("database_url")?, brokers: value("kafka_brokers")? },
+        mark: value("mark")?,
+    })
+}
+
+/// The process that has exactly this argument. A zombie has none.
+fn find(argument: &str) -> Option<i32> {
+    processes().find(|pid| {
+        std::fs::read(format!("/proc/{pid}/cmdline"))
+            .is_ok_and(|line| line.split(|byte| *byte == 0).any(|arg| arg == argument.as_bytes()))
+    })
+}
+
+fn children(parent: i32) -> Vec<i32> {
+    processes()
+        .filter(|pid| {
+            std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| {
+                // pid (name, which may hold anything) state parent …
+                let after_name = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
+                after_name.split(' ').nth(1) == Some(&parent.to_string())
+            })
+        })
+        .collect()
+}
+
+fn processes() -> impl Iterator<Item = i32> {
+    std::fs::read_dir("/proc")
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+}
+
+fn signal(pid: i32, signal: Signal) -> Outcome {
+    let pid = Pid::from_raw(pid).ok_or_else(|| Failure::new("process id 0"))?;
+    kill_process(pid, signal).map_err(|error| Failure::from(error).during("signal a server of the own stack"))
+}
