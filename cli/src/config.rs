@@ -21,10 +21,12 @@ use figment::{Figment, Profile, Provider as _};
 pub(crate) use duration::Span;
 pub(crate) use keys::Config;
 pub(crate) use secret::{is_secret, mask_urls};
-pub(crate) use show::Row;
 pub(crate) use sources::Sources;
 
 use unknown::{Stray, Wrong};
+
+/// The origin of what nobody set.
+const DEFAULT: &str = "default";
 
 /// A configuration that cannot be used. The process exits with 2.
 #[derive(Debug, thiserror::Error)]
@@ -97,7 +99,17 @@ impl Effective {
             }
             None => lookup(&values, key),
         };
-        value.map_or_else(|| "default".to_owned(), |value| origin_of(&self.merged, value.tag()))
+        match value {
+            None => DEFAULT.to_owned(),
+            // What is wrong with a section is wrong with what was set in it.
+            Some(Value::Dict(_, section)) => {
+                let origins = section.values().map(|value| origin_of(&self.merged, value.tag()));
+                let mut set: Vec<String> = origins.filter(|origin| origin != DEFAULT).collect();
+                set.dedup();
+                if set.is_empty() { DEFAULT.to_owned() } else { set.join(" and ") }
+            }
+            Some(value) => origin_of(&self.merged, value.tag()),
+        }
     }
 
     /// The database of `side`.
@@ -204,7 +216,7 @@ fn lookup<'v>(values: &'v Dict, key: &str) -> Option<&'v Value> {
 }
 
 fn origin_of(merged: &Figment, tag: Tag) -> String {
-    merged.get_metadata(tag).map_or_else(|| "default".to_owned(), |metadata| metadata.name.to_string())
+    merged.get_metadata(tag).map_or_else(|| DEFAULT.to_owned(), |metadata| metadata.name.to_string())
 }
 
 fn stray_error(merged: &Figment, Stray { key, tag, wrong }: Stray) -> Error {

@@ -56,7 +56,7 @@ fn chain(error: &(dyn Error + 'static)) -> String {
     let mut message = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
-        let text = error.to_string();
+        let text = words(error);
         if !message.contains(&text) {
             message.push_str(": ");
             message.push_str(&text);
@@ -64,6 +64,15 @@ fn chain(error: &(dyn Error + 'static)) -> String {
         cause = error.source();
     }
     message
+}
+
+/// sqlx wraps what the server or the system said in words that help nobody.
+fn words(error: &(dyn Error + 'static)) -> String {
+    match error.downcast_ref::<sqlx::Error>() {
+        Some(sqlx::Error::Database(error)) => error.message().to_owned(),
+        Some(sqlx::Error::Io(error)) => error.to_string(),
+        _ => error.to_string(),
+    }
 }
 
 #[cfg(test)]

@@ -71,7 +71,7 @@ pub(crate) async fn require_current(connection: &mut sqlx::PgConnection, line: L
 fn report(applied: &Applied) -> String {
     let Applied { line, versions, roles, settings } = applied;
     let mut text = match versions.len() {
-        0 => format!("the {line} was up to date, no migration applied"),
+        0 => format!("the {line} is up to date, no migration was pending"),
         1 => format!("the {line} is up to date, 1 migration applied"),
         n => format!("the {line} is up to date, {n} migrations applied"),
     };

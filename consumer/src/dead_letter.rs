@@ -21,7 +21,7 @@ use crate::{Kafka, Record};
 #[non_exhaustive]
 pub(crate) enum Error {
     /// The topic did not take it.
-    #[error("dead-letter topic {topic} does not take the record; {}", remedy(source))]
+    #[error("dead-letter topic {topic} does not take the record; {}", remedy(.source))]
     Refused {
         topic: String,
         #[source]
@@ -62,7 +62,8 @@ impl DeadLetters {
         let mut headers = Some(record.headers_without(dead_letter::is_own));
         letter
             .write(&mut |name, value| {
-                headers = headers.take().map(|headers| headers.insert(Header { key: name, value: Some(value) }));
+                headers =
+                    headers.take().map(|headers| headers.insert(Header { key: name, value: Some(value) }));
             })
             .map_err(Error::Describe)?;
         let (report, acknowledged) = oneshot::channel();
@@ -112,16 +113,20 @@ fn producer(kafka: &Kafka, client_id: &str) -> Result<ThreadedProducer<Context>,
 /// What somebody can do about it.
 fn remedy(error: &KafkaError) -> &'static str {
     match error.rdkafka_error_code() {
-        Some(RDKafkaErrorCode::UnknownTopic | RDKafkaErrorCode::UnknownTopicOrPartition | RDKafkaErrorCode::UnknownPartition) => {
-            "create it, with as many partitions as the original"
-        }
+        Some(
+            RDKafkaErrorCode::UnknownTopic
+            | RDKafkaErrorCode::UnknownTopicOrPartition
+            | RDKafkaErrorCode::UnknownPartition,
+        ) => "create it, with as many partitions as the original",
         Some(RDKafkaErrorCode::TopicAuthorizationFailed | RDKafkaErrorCode::ClusterAuthorizationFailed) => {
             "allow this consumer's principal to write to it"
         }
         Some(RDKafkaErrorCode::MessageSizeTooLarge | RDKafkaErrorCode::InvalidMessageSize) => {
             "raise its max.message.bytes above the original topic's"
         }
-        Some(RDKafkaErrorCode::InvalidTimestamp) => "let it take any timestamp (message.timestamp.before.max.ms, message.timestamp.after.max.ms)",
+        Some(RDKafkaErrorCode::InvalidTimestamp) => {
+            "let it take any timestamp (message.timestamp.before.max.ms, message.timestamp.after.max.ms)"
+        }
         Some(RDKafkaErrorCode::PolicyViolation) => "its policy refuses what the original topic took",
         _ => "see that its brokers are up and have enough in-sync replicas",
     }
@@ -145,6 +150,6 @@ impl ProducerContext<NoCustomPartitioner> for Context {
     fn delivery(&self, result: &DeliveryResult<'_>, report: Self::DeliveryOpaque) {
         let result = result.as_ref().map(|_| ()).map_err(|(error, _)| error.clone());
         // Nobody waits any more where a lane was dropped at its deadline.
-        drop(report.send(result));
+        let _ = report.send(result);
     }
 }

@@ -31,9 +31,11 @@ impl<T: DeserializeOwned + Send + Sync + 'static> Decode for Json<T> {
 
 fn from_json<T: DeserializeOwned>(payload: Option<&[u8]>) -> Result<T, BoxError> {
     match payload {
-        Some(payload) => serde_json::from_slice(payload).map_err(|error| format!("payload is not the expected JSON: {error}").into()),
-        None => serde_json::from_str("null")
-            .map_err(|error| format!("payload is null (a tombstone), which only Json<Option<_>> takes: {error}").into()),
+        Some(payload) => serde_json::from_slice(payload)
+            .map_err(|error| format!("payload is not the expected JSON: {error}").into()),
+        None => serde_json::from_str("null").map_err(|error| {
+            format!("payload is null (a tombstone), which only Json<Option<_>> takes: {error}").into()
+        }),
     }
 }
 

@@ -18,7 +18,12 @@ pub struct Delivery<P> {
 }
 
 impl<P> Delivery<P> {
-    pub(crate) fn new(payload: P, record: Arc<Record>, idempotency_key: String, message_type: Option<String>) -> Self {
+    pub(crate) fn new(
+        payload: P,
+        record: Arc<Record>,
+        idempotency_key: String,
+        message_type: Option<String>,
+    ) -> Self {
         Self { payload, record, idempotency_key, message_type, attempt: 1 }
     }
 

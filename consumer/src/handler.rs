@@ -82,7 +82,10 @@ pub trait Handler: Send + Sync + 'static {
 pub fn handler_fn<P, F>(f: F) -> HandlerFn<P, F>
 where
     P: Decode,
-    F: for<'a> Fn(&'a Delivery<P>, &'a mut Transaction<'_, Postgres>) -> BoxFuture<'a, Verdict> + Send + Sync + 'static,
+    F: for<'a> Fn(&'a Delivery<P>, &'a mut Transaction<'_, Postgres>) -> BoxFuture<'a, Verdict>
+        + Send
+        + Sync
+        + 'static,
 {
     HandlerFn { f, payload: PhantomData }
 }
@@ -102,7 +105,10 @@ impl<P, F> fmt::Debug for HandlerFn<P, F> {
 impl<P, F> Handler for HandlerFn<P, F>
 where
     P: Decode,
-    F: for<'a> Fn(&'a Delivery<P>, &'a mut Transaction<'_, Postgres>) -> BoxFuture<'a, Verdict> + Send + Sync + 'static,
+    F: for<'a> Fn(&'a Delivery<P>, &'a mut Transaction<'_, Postgres>) -> BoxFuture<'a, Verdict>
+        + Send
+        + Sync
+        + 'static,
 {
     type Payload = P;
 

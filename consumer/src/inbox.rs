@@ -88,7 +88,9 @@ pub enum Error {
         source: sqlx::Error,
     },
     /// A row is in a state that this version does not know.
-    #[error("inbox row of {key:?} is in the unknown state {state:?}; bring every consumer of this database to one version")]
+    #[error(
+        "inbox row of {key:?} is in the unknown state {state:?}; bring every consumer of this database to one version"
+    )]
     UnknownState {
         /// The idempotency key.
         key: String,
@@ -96,7 +98,9 @@ pub enum Error {
         state: String,
     },
     /// The completion mark could not be written, so the transaction was rolled back.
-    #[error("cannot mark {key:?} as done; an error that the action passed over may have failed its transaction")]
+    #[error(
+        "cannot mark {key:?} as done; an error that the action passed over may have failed its transaction"
+    )]
     Complete {
         /// The idempotency key.
         key: String,
@@ -105,13 +109,17 @@ pub enum Error {
         source: sqlx::Error,
     },
     /// The claim is no longer this transaction's: the action committed or rolled back by itself.
-    #[error("the action on {key:?} ended its transaction itself, so its effects and its mark are apart; take COMMIT and ROLLBACK out of it")]
+    #[error(
+        "the action on {key:?} ended its transaction itself, so its effects and its mark are apart; take COMMIT and ROLLBACK out of it"
+    )]
     Fenced {
         /// The idempotency key.
         key: String,
     },
     /// COMMIT was sent and its reply did not arrive. It may have been applied: ask again with the same key.
-    #[error("it is not known whether the transaction of {key:?} was committed; the same call with the same key tells")]
+    #[error(
+        "it is not known whether the transaction of {key:?} was committed; the same call with the same key tells"
+    )]
     Commit {
         /// The idempotency key.
         key: String,
@@ -132,7 +140,9 @@ pub enum Error {
     #[error("cannot read the database's clock")]
     Clock(#[source] sqlx::Error),
     /// A name, scope or key that the table does not take.
-    #[error("{what} of {bytes} bytes does not fit the inbox; it takes 1 to 1024 bytes without NUL (a scope may be empty)")]
+    #[error(
+        "{what} of {bytes} bytes does not fit the inbox; it takes 1 to 1024 bytes without NUL (a scope may be empty)"
+    )]
     Text {
         /// `consumer`, `scope` or `key`.
         what: &'static str,
@@ -270,13 +280,17 @@ impl Inbox {
         let mut session = Session::open(&self.pool).await?;
         let mut tx = session.begin(&self.begin).await?;
         if let Some(once) = met(statements::claim(&mut tx, &self.consumer, work).await?) {
-            session.ended(tx.rollback().await);
+            let rolled_back = tx.rollback().await;
+            session.ended(rolled_back);
             return Ok(once);
         }
         match AssertUnwindSafe(action(&mut tx)).catch_unwind().await {
             Ok(Verdict::Done(outcome)) => {
-                if let Err(error) = statements::complete(&mut tx, &self.consumer, work, outcome.as_ref()).await {
-                    session.ended(tx.rollback().await);
+                if let Err(error) =
+                    statements::complete(&mut tx, &self.consumer, work, outcome.as_ref()).await
+                {
+                    let rolled_back = tx.rollback().await;
+                    session.ended(rolled_back);
                     return failed_or(error);
                 }
                 if let Err(source) = tx.commit().await {
@@ -286,7 +300,8 @@ impl Inbox {
                 Ok(Once::Fresh(outcome))
             }
             Ok(Verdict::Failed(failure)) => {
-                session.ended(tx.rollback().await);
+                let rolled_back = tx.rollback().await;
+                session.ended(rolled_back);
                 Ok(Once::Failed(failure))
             }
             // The panic may have left the connection in the middle of a message: it is closed, not kept.
@@ -316,7 +331,8 @@ impl Inbox {
         let Ok(mut session) = Session::open(&self.pool).await else { return Err(unknown(lost)) };
         let Ok(mut tx) = session.begin(&self.begin).await else { return Err(unknown(lost)) };
         let claim = statements::claim(&mut tx, &self.consumer, work).await;
-        session.ended(tx.rollback().await);
+        let rolled_back = tx.rollback().await;
+        session.ended(rolled_back);
         claim.ok().and_then(met).ok_or_else(|| unknown(lost))
     }
 }

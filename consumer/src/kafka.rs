@@ -173,7 +173,8 @@ mod tests {
 
     #[test]
     fn other_properties_pass_through() {
-        let kafka = Kafka::new("localhost:9092").property("fetch.wait.max.ms", "20").property("client.rack", "a");
+        let kafka =
+            Kafka::new("localhost:9092").property("fetch.wait.max.ms", "20").property("client.rack", "a");
         kafka.check().unwrap();
         assert_eq!(kafka.consumer("billing").get("fetch.wait.max.ms"), Some("20"));
         assert_eq!(kafka.producer("billing").get("client.rack"), Some("a"));

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use rdkafka::Message;
-use rdkafka::message::{BorrowedMessage, Headers, OwnedHeaders};
+use rdkafka::message::{BorrowedMessage, Header, Headers, OwnedHeaders};
 use time::OffsetDateTime;
 
 /// One record of a topic.
@@ -42,14 +42,22 @@ impl Record {
             None => (Kept::None, 0),
             Some(headers) => {
                 // rdkafka offers no way to ask, and panics on a name that is not UTF-8.
-                let size = catch_unwind(AssertUnwindSafe(|| headers.iter().map(size_of_header).sum()));
+                let size = catch_unwind(AssertUnwindSafe(|| {
+                    headers.iter().map(|header| size_of_header(&header)).sum()
+                }));
                 let kept = Arc::new(headers.detach());
-                size.map_or_else(|_| (Kept::Unreadable(Arc::clone(&kept)), 0), |size| (Kept::Text(Arc::clone(&kept)), size))
+                size.map_or_else(
+                    |_| (Kept::Unreadable(Arc::clone(&kept)), 0),
+                    |size| (Kept::Text(Arc::clone(&kept)), size),
+                )
             }
         };
         let key = message.key().map(Bytes::copy_from_slice);
         let payload = message.payload().map(Bytes::copy_from_slice);
-        let size = OVERHEAD + headers_size + key.as_ref().map_or(0, Bytes::len) + payload.as_ref().map_or(0, Bytes::len);
+        let size = OVERHEAD
+            + headers_size
+            + key.as_ref().map_or(0, Bytes::len)
+            + payload.as_ref().map_or(0, Bytes::len);
         Self {
             topic,
             partition: message.partition(),
@@ -137,24 +145,13 @@ impl Record {
             Kept::Text(headers) if headers.iter().any(|header| drop(header.key)) => headers
                 .iter()
                 .filter(|header| !drop(header.key))
-                .fold(OwnedHeaders::new_with_capacity(headers.count()), OwnedHeaders::insert_borrowed),
+                .fold(OwnedHeaders::new_with_capacity(headers.count()), OwnedHeaders::insert),
             Kept::Text(headers) => OwnedHeaders::clone(headers),
         }
     }
 }
 
-/// `OwnedHeaders::insert` takes a reference to the value where iteration gives the value.
-trait InsertBorrowed {
-    fn insert_borrowed(self, header: rdkafka::message::Header<'_, &[u8]>) -> Self;
-}
-
-impl InsertBorrowed for OwnedHeaders {
-    fn insert_borrowed(self, header: rdkafka::message::Header<'_, &[u8]>) -> Self {
-        self.insert(rdkafka::message::Header { key: header.key, value: header.value.as_ref() })
-    }
-}
-
-fn size_of_header(header: rdkafka::message::Header<'_, &[u8]>) -> usize {
+fn size_of_header(header: &Header<'_, &[u8]>) -> usize {
     header.key.len() + header.value.map_or(0, <[u8]>::len)
 }
 

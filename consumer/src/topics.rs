@@ -43,7 +43,10 @@ pub(crate) async fn prepare(
     let mut counts = Vec::with_capacity(topics.len());
     let mut missing = Vec::new();
     for topic in topics {
-        match partitions(&admin, topic).await.map_err(|source| run::Error::Brokers { brokers: brokers(), source })? {
+        match partitions(&admin, topic)
+            .await
+            .map_err(|source| run::Error::Brokers { brokers: brokers(), source })?
+        {
             Found::Partitions(count) => counts.push((topic.as_str(), count)),
             Found::Missing => missing.push(topic.clone()),
             Found::Refused(source) => return Err(run::Error::Topic { topic: topic.clone(), source }),
@@ -82,7 +85,10 @@ enum Found {
 }
 
 /// Asks the brokers, off the runtime's threads.
-async fn partitions(admin: &std::sync::Arc<AdminClient<DefaultClientContext>>, topic: &str) -> Result<Found, KafkaError> {
+async fn partitions(
+    admin: &std::sync::Arc<AdminClient<DefaultClientContext>>,
+    topic: &str,
+) -> Result<Found, KafkaError> {
     let (admin, topic) = (std::sync::Arc::clone(admin), topic.to_owned());
     let answer = tokio::task::spawn_blocking(move || {
         let metadata = admin.inner().fetch_metadata(Some(&topic), PATIENCE)?;
@@ -92,7 +98,8 @@ async fn partitions(admin: &std::sync::Arc<AdminClient<DefaultClientContext>>, t
         Ok(match found.error() {
             None => Found::Partitions(i32::try_from(found.partitions().len()).unwrap_or(i32::MAX)),
             Some(
-                RDKafkaRespErr::RD_KAFKA_RESP_ERR_UNKNOWN_TOPIC_OR_PART | RDKafkaRespErr::RD_KAFKA_RESP_ERR__UNKNOWN_TOPIC,
+                RDKafkaRespErr::RD_KAFKA_RESP_ERR_UNKNOWN_TOPIC_OR_PART
+                | RDKafkaRespErr::RD_KAFKA_RESP_ERR__UNKNOWN_TOPIC,
             ) => Found::Missing,
             Some(error) => Found::Refused(KafkaError::MetadataFetch(error.into())),
         })
@@ -122,7 +129,8 @@ async fn create(
         wanted = wanted.set("max.message.bytes", max_bytes);
     }
     if matches!(keep, Keep::ForEver) {
-        wanted = wanted.set("retention.ms", "-1").set("retention.bytes", "-1").set("cleanup.policy", "delete");
+        wanted =
+            wanted.set("retention.ms", "-1").set("retention.bytes", "-1").set("cleanup.policy", "delete");
     }
     match submit(admin, &wanted).await {
         // Brokers before 3.6 do not know the limits on timestamps, and a policy may allow no settings at all.

@@ -192,7 +192,20 @@ fn is_transient_sqlstate(code: &str) -> bool {
     let Some(class) = code.get(..2) else { return true };
     matches!(
         class,
-        "08" | "25" | "26" | "28" | "3D" | "3F" | "40" | "42" | "53" | "55" | "57" | "58" | "72" | "F0" | "XX"
+        "08" | "25"
+            | "26"
+            | "28"
+            | "3D"
+            | "3F"
+            | "40"
+            | "42"
+            | "53"
+            | "55"
+            | "57"
+            | "58"
+            | "72"
+            | "F0"
+            | "XX"
     )
 }
 
@@ -299,11 +312,16 @@ mod tests {
     #[test]
     fn what_another_time_cures_is_transient() {
         for code in [
-            "08006", "40001", "40P01", "53300", "55P03", "57014", "57P01", "57P03", "25006", "25P02", "25P03", "42501", "42P01",
+            "08006", "40001", "40P01", "53300", "55P03", "57014", "57P01", "57P03", "25006", "25P02",
+            "25P03", "42501", "42P01",
         ] {
             assert!(matches!(Failure::from(answer(code, "")), Failure::Transient(_)), "{code}");
         }
-        for error in [sqlx::Error::PoolTimedOut, sqlx::Error::Io(std::io::Error::other("reset")), sqlx::Error::WorkerCrashed] {
+        for error in [
+            sqlx::Error::PoolTimedOut,
+            sqlx::Error::Io(std::io::Error::other("reset")),
+            sqlx::Error::WorkerCrashed,
+        ] {
             assert!(matches!(Failure::from(error), Failure::Transient(_)));
         }
         let stale = answer("0A000", "cached plan must not change result type");
@@ -312,7 +330,9 @@ mod tests {
 
     #[test]
     fn what_the_data_did_is_permanent() {
-        for code in ["22001", "22P02", "22021", "23502", "23503", "23505", "23514", "P0001", "U0001", "0A000", "54001"] {
+        for code in [
+            "22001", "22P02", "22021", "23502", "23503", "23505", "23514", "P0001", "U0001", "0A000", "54001",
+        ] {
             assert!(matches!(Failure::from(answer(code, "")), Failure::Permanent(_)), "{code}");
         }
         assert!(matches!(Failure::from(sqlx::Error::RowNotFound), Failure::Permanent(_)));

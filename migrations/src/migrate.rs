@@ -76,7 +76,7 @@ type Tx<'c> = sqlx::Transaction<'c, sqlx::Postgres>;
 /// A transaction that holds the lock. READ COMMITTED is said aloud: under another default the wait for the lock would
 /// be over with a snapshot from before it.
 async fn begin(connection: &mut PgConnection, line: Line) -> Result<Tx<'_>, Error> {
-    let read = |e| Error::read(line, e);
+    let read = move |e| Error::read(line, e);
     let server: (i32, String, bool) = server_read(connection).await.map_err(read)?;
     match server {
         (version, _, _) if version < 150_000 => return Err(Error::ServerVersion { major: version / 10_000 }),
@@ -84,7 +84,7 @@ async fn begin(connection: &mut PgConnection, line: Line) -> Result<Tx<'_>, Erro
         (_, _, true) => return Err(Error::InRecovery),
         (_, _, false) => {}
     }
-    let migrate = |e| Error::migrate(line, e);
+    let migrate = move |e| Error::migrate(line, e);
     let mut tx =
         connection.begin_with("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE").await.map_err(migrate)?;
     // "already exists, skipping" is no news.
@@ -105,7 +105,8 @@ async fn advance(tx: &mut PgConnection, line: Line) -> Result<(State, Applied), 
     let migrator = line.migrator();
     let versions: Vec<i64> = migrator.iter().map(|m| m.version).filter(|version| *version > from).collect();
     if !versions.is_empty() {
-        migrator.run(&mut *tx).await.map_err(|e| match e {
+        // `run` would be the same, but its future is not general enough to be spawned.
+        migrator.run_direct(None, tx, false).await.map_err(|e| match e {
             MigrateError::Execute(source) | MigrateError::ExecuteMigration(source, _) => {
                 Error::migrate(line, source)
             }

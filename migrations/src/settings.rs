@@ -74,7 +74,7 @@ pub(crate) async fn update(tx: &mut PgConnection, wish: Wish) -> Result<Settings
     if shards != existing.shards {
         reshard(tx, existing.shards, shards).await?;
     }
-    let migrate = |e| Error::migrate(Line::Outbox, e);
+    let migrate = move |e| Error::migrate(Line::Outbox, e);
     if slot_period != existing.slot_period {
         slot_at_replace(tx, slot_period).await.map_err(migrate)?;
     }
@@ -98,8 +98,8 @@ pub(crate) async fn read(connection: &mut PgConnection) -> Result<Settings, Erro
 
 /// Another number of shards for an outbox that nobody uses.
 async fn reshard(tx: &mut PgConnection, existing: NonZeroU16, asked: NonZeroU16) -> Result<(), Error> {
-    let fixed = |obstacle| Error::ShardsFixed { existing, asked, obstacle };
-    let migrate = |e| Error::migrate(Line::Outbox, e);
+    let fixed = move |obstacle| Error::ShardsFixed { existing, asked, obstacle };
+    let migrate = move |e| Error::migrate(Line::Outbox, e);
     // Once without the lock, so that an outbox in use is told so without anybody having to wait.
     if let Some(obstacle) = reshard_check(tx).await.map_err(migrate)? {
         return Err(fixed(obstacle));

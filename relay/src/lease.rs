@@ -65,16 +65,16 @@ pub(crate) async fn overview(
 ) -> Result<Overview, Error> {
     let asked =
         sqlx::query_as(include_str!("../queries/lease_overview.sql")).bind(owner).fetch_all(connection);
-    let rows: Vec<(Option<i16>, bool, Option<String>, Option<i64>)> =
-        answer("reading the leases", patience, asked).await?;
+    type Row = (Option<i16>, bool, Option<String>, Option<i64>);
+    let rows: Vec<Row> = answer("reading the leases", patience, asked).await?;
     let mut overview = Overview::default();
     for (free, expired, owner, held) in rows {
         match (free, owner) {
             (Some(shard), owner) => {
-                overview.free.push(Free { shard, expired_owner: owner.filter(|_| expired) })
+                overview.free.push(Free { shard, expired_owner: owner.filter(|_| expired) });
             }
             (None, Some(owner)) => {
-                overview.holdings.push((owner, usize::try_from(held.unwrap_or(0)).unwrap_or(0)))
+                overview.holdings.push((owner, usize::try_from(held.unwrap_or(0)).unwrap_or(0)));
             }
             (None, None) => {}
         }

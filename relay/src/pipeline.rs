@@ -98,6 +98,8 @@ pub(crate) struct Pipeline<'a> {
     advanced_at: Option<Instant>,
     checking: Option<JoinHandle<Result<bool, KafkaError>>>,
     refused: Option<(Failure, Which)>,
+    /// The producer's queue was full; it is offered the row again after the next report.
+    full: bool,
     drain_until: Option<Instant>,
 }
 
@@ -119,6 +121,7 @@ impl<'a> Pipeline<'a> {
             advanced_at: None,
             checking: None,
             refused: None,
+            full: false,
             drain_until: None,
         }
     }
@@ -138,10 +141,10 @@ impl<'a> Pipeline<'a> {
         let prefix = reports.window().prefix();
         self.settle(prefix);
         let mut stop = stop;
-        if !matches!(stop, Stop::Ended(Ended::Fenced | Ended::Abandoned)) {
-            if let Some(ended) = self.finish(prefix).await {
-                stop = Stop::Ended(ended);
-            }
+        if !matches!(stop, Stop::Ended(Ended::Fenced | Ended::Abandoned))
+            && let Some(ended) = self.finish(prefix).await
+        {
+            stop = Stop::Ended(ended);
         }
         // Destroying a producer blocks for up to half a second.
         let (publisher, durable) = (self.publisher, self.durable.1);
@@ -165,7 +168,7 @@ impl<'a> Pipeline<'a> {
                 Order::Let(ended) => return Ok(Stop::Ended(ended)),
             }
             if now >= trusted_until {
-                return Ok(Stop::Ended(Ended::TrustEnded));
+                return Ok(Stop::Ended(Ended::Distrusted));
             }
             if let Some((number, failure)) = failure {
                 return Ok(Stop::Failed { failure, which: self.which(number), unacked });
@@ -204,7 +207,7 @@ impl<'a> Pipeline<'a> {
                     None => return Ok(Stop::Ended(Ended::Abandoned)),
                 },
                 known = joined(&mut self.checking) => self.topic_checked(known)?,
-                () = reports.changed.notified() => {}
+                () = reports.changed.notified() => self.full = false,
                 () = until(advance_at) => {}
                 () = until(again_at) => {}
                 () = until(Some(trusted_until)) => {}
@@ -236,6 +239,7 @@ impl<'a> Pipeline<'a> {
 
     fn can_feed(&self) -> bool {
         self.refused.is_none()
+            && !self.full
             && self.checking.is_none()
             && (self.careful == 0 || self.publisher.reports().window().in_flight() == 0)
     }
@@ -261,7 +265,10 @@ impl<'a> Pipeline<'a> {
                         flight.rows.push(which);
                     }
                 }
-                HandOver::Full => break,
+                HandOver::Full => {
+                    self.full = true;
+                    break;
+                }
                 HandOver::Failed(failure) => {
                     self.refused = Some((failure, which));
                     break;

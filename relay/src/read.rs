@@ -218,7 +218,7 @@ async fn read_pages(
                     ReadAt { snapshot: row.column(10)?, ceiling: row.column(11)? },
                     row.column(12)?,
                     row.column(13)?,
-                ))
+                ));
             }
             Some(shard) => {
                 let index = asks.iter().position(|a| a.shard == shard).ok_or_else(|| Error::Answer {
@@ -230,6 +230,10 @@ async fn read_pages(
                 }
             }
         }
+    }
+    for rows in &mut found {
+        // The statement's outermost level promises no order; in practice this finds them sorted.
+        rows.sort_by_key(|row| row.position().unwrap_or(i64::MAX));
     }
     let (read, written, flushed): (ReadAt, String, bool) =
         head.ok_or_else(|| Error::Answer { operation: "reading a page", what: "no snapshot".to_owned() })?;

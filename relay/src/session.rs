@@ -38,6 +38,9 @@ const OVERVIEW_EVERY: Duration = Duration::from_millis(500);
 /// The longest a page read may take: a late bulk load is sorted in it.
 const READ_PATIENCE: Duration = Duration::from_secs(30);
 
+/// The longest a cursor write may take. Longer than a lease request may: a late one is fenced by the database.
+const ADVANCE_PATIENCE: Duration = Duration::from_secs(10);
+
 /// What outlives a session.
 pub(crate) struct Process {
     pub settings: Arc<Settings>,
@@ -77,7 +80,7 @@ fn lock(held: &HeldShards) -> MutexGuard<'_, BTreeMap<i16, Held>> {
 
 /// How long a statement about leases may take: it must fail before the trust ends.
 pub(crate) fn patience(settings: &Settings) -> Duration {
-    (settings.lease_ttl.saturating_sub(settings.lease_margin) / 3).max(Duration::from_millis(250))
+    (settings.terms().trust(Duration::ZERO).until() / 3).max(Duration::from_millis(250))
 }
 
 struct Session<'a> {
@@ -105,7 +108,7 @@ where
     lease::ensure_token(&mut connection, patience).await?;
     let renewing = database::connect(&settings, "renewal", patience).await?;
     let reading = database::connect(&settings, "reader", READ_PATIENCE).await?;
-    let advancing = database::connect(&settings, "cursor", patience).await?;
+    let advancing = database::connect(&settings, "cursor", ADVANCE_PATIENCE).await?;
 
     let (reads, read_requests) = mpsc::channel(usize::from(outbox.shards.unsigned_abs()).max(1));
     let (advances, advance_requests) = mpsc::channel(usize::from(outbox.shards.unsigned_abs()).max(1));
@@ -126,7 +129,7 @@ where
         pace,
     ));
     let owner = settings.owner.clone();
-    services.spawn(async move { advance::run(advancing, advance_requests, &owner, patience).await });
+    services.spawn(async move { advance::run(advancing, advance_requests, &owner, ADVANCE_PATIENCE).await });
 
     let source = settings.source.clone().unwrap_or_else(|| format!("/{}", outbox.database));
     let envelope = Arc::new(Envelope::cloud_events(&source, &settings.content_type, settings.ce_time));
@@ -294,7 +297,12 @@ impl Session<'_> {
                 match lease::release(&mut self.connection, shard, owner, generation, self.patience).await? {
                     Released::Done => tracing::info!(shard, generation, "released the shard"),
                     Released::Fenced => {
-                        tracing::warn!(shard, generation, operation = "release", "fenced: the lease was gone")
+                        tracing::warn!(
+                            shard,
+                            generation,
+                            operation = "release",
+                            "fenced: the lease was gone"
+                        );
                     }
                 }
             }
@@ -306,7 +314,7 @@ impl Session<'_> {
                     "fenced: the lease is another's or has run out, what was in flight is dropped"
                 );
             }
-            Ended::TrustEnded => {
+            Ended::Distrusted => {
                 tracing::warn!(
                     shard,
                     generation,
@@ -348,13 +356,13 @@ impl Session<'_> {
 
 /// Locally a lease is trusted for less time than the database grants, from before the request was sent.
 fn trusted_until(asked: Instant, settings: &Settings) -> Instant {
-    asked + settings.lease_ttl.saturating_sub(settings.lease_margin)
+    asked + settings.terms().trust(Duration::ZERO).until()
 }
 
 /// Renews the leases of all held shards until the connection fails. On its own connection, so that no work delays it.
 async fn renew(mut connection: PgConnection, held: HeldShards, settings: Arc<Settings>) -> Result<(), Error> {
     let patience = patience(&settings);
-    let mut tick = tokio::time::interval(settings.lease_ttl / 3);
+    let mut tick = tokio::time::interval(settings.terms().renew_every());
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tick.tick().await;

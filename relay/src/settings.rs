@@ -8,6 +8,7 @@ use std::fmt;
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
+use baton_protocol::lease::Terms;
 use rdkafka::ClientConfig;
 
 /// Everything a relay needs to know.
@@ -186,12 +187,13 @@ impl Settings {
             "relay.owner",
             "must have 1 to 255 bytes".into(),
         )?;
-        range(self.lease_ttl >= Duration::from_secs(1), "lease.ttl", "must be at least 1s".into())?;
+        Terms::new(self.lease_ttl, Some(self.lease_margin))
+            .map_err(|e| Error::Range { key: "lease", reason: e.to_string() })?;
         range(
-            self.lease_margin < self.lease_ttl / 2,
+            self.lease_margin <= self.lease_ttl / 2,
             "lease.margin",
             format!(
-                "must be less than half of lease.ttl ({:?}), or too little time is left to renew",
+                "must be at most half of lease.ttl ({:?}), or too little time is left to renew",
                 self.lease_ttl
             ),
         )?;
@@ -223,8 +225,15 @@ impl Settings {
             .map_err(|e| Error::Librdkafka { message: librdkafka_words(&e) })
     }
 
-    /// The configuration of a shard's producer: the user's settings under the relay's own.
-    pub(crate) fn producer_config(&self) -> ClientConfig {
+    /// The lease's lengths. They agree once [`validate`](Self::validate) has passed, without which no relay starts.
+    pub(crate) fn terms(&self) -> Terms {
+        Terms::new(self.lease_ttl, Some(self.lease_margin)).unwrap_or_default()
+    }
+
+    /// The configuration of a shard's producer: the user's settings under the relay's own. Public for benchmarks, which
+    /// measure a bare producer set the same way.
+    #[must_use]
+    pub fn producer_config(&self) -> ClientConfig {
         let mut config = self.client_config();
         config
             .set("enable.idempotence", "true")
@@ -315,7 +324,7 @@ mod tests {
     #[test]
     fn a_lease_shorter_than_a_second_is_refused() {
         let settings = Settings { lease_ttl: Duration::from_millis(500), ..Settings::default() };
-        assert!(settings.validate().unwrap_err().to_string().starts_with("lease.ttl"));
+        assert!(settings.validate().unwrap_err().to_string().contains("at least 1s"));
     }
 
     #[test]

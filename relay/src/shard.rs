@@ -45,7 +45,7 @@ pub(crate) enum Ended {
     /// Somebody else owns it, or nobody: a write of ours matched no row.
     Fenced,
     /// The lease could not be renewed in time.
-    TrustEnded,
+    Distrusted,
     /// The session ended.
     Abandoned,
 }
@@ -220,7 +220,7 @@ async fn wait(links: &Links, delay: Duration) -> Option<Ended> {
             Order::Let(ended) => return Some(ended),
         }
         if Instant::now() >= trusted_until {
-            return Some(Ended::TrustEnded);
+            return Some(Ended::Distrusted);
         }
         if Instant::now() >= until {
             return None;

@@ -114,7 +114,7 @@ mod tests {
             for n in 0..40 {
                 prop_assert_eq!(window.hand_over(), n);
             }
-            let mut acked = vec![false; 40];
+            let mut acked = [false; 40];
             for (reported, number) in order.iter().enumerate() {
                 if failed.contains(number) {
                     window.fail(*number, ());

@@ -85,10 +85,8 @@ pub(crate) async fn create(place: &Place, stamp: &Stamp, schema: Schema) -> Outc
 async fn migrate(place: &Place, shards: u16) -> Outcome {
     let mut connection = connect(&place.database_url).await?;
     let shards = NonZeroU16::new(shards).ok_or_else(|| Failure::new("a test wants 0 shards"))?;
-    // TEMPORARY
-    let _ = shards;
-    sqlx::raw_sql(include_str!("../../migrations/outbox/0001_outbox.sql")).execute(&mut connection).await?;
-    sqlx::raw_sql(include_str!("../../migrations/inbox/0001_inbox.sql")).execute(&mut connection).await?;
+    baton_migrations::migrate_outbox(&mut connection, Some(shards), None).await?;
+    baton_migrations::migrate_inbox(&mut connection).await?;
     connection.close().await?;
     Ok(())
 }

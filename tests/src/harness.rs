@@ -226,7 +226,7 @@ impl Site {
     /// Sets what every relay of the tests is set to.
     #[must_use]
     pub fn as_relay(&self, launch: Launch, owner: &str) -> Launch {
-        launch.env("BATON_RELAY__OWNER", owner).env("BATON_LEASE__TTL", "3s").env("BATON_HTTP__LISTEN", "off")
+        launch.env("BATON_RELAY__OWNER", owner).env("BATON_LEASE__TTL", "3s")
     }
 }
 

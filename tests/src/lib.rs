@@ -11,11 +11,13 @@
 #![warn(missing_docs)]
 
 pub mod ledger;
+pub mod workload;
 
 mod database;
 mod failure;
 mod guard;
 mod harness;
+mod java;
 mod kafka;
 mod own_stack;
 mod place;
@@ -26,6 +28,7 @@ mod wait;
 pub use database::Schema;
 pub use failure::{Failure, Outcome};
 pub use harness::{Harness, Site};
+pub use java::kafka_tool;
 pub use kafka::{Draft, Kafka, Record};
 pub use own_stack::{OwnStack, kafka_jars};
 pub use place::{Place, program, workspace};

@@ -172,7 +172,12 @@ mod tests {
             panic!("on purpose")
         });
         assert!(text.contains("on purpose"), "{text}");
-        let state = std::fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
-        assert!(state.is_empty() || state.contains(") Z"), "{state}");
+        test(Duration::from_secs(10), Load::Light, async |_| {
+            eventually("its death", Duration::from_secs(5), async || {
+                let state = std::fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
+                if state.is_empty() || state.contains(") Z") { Ok(()) } else { fail!("{state}") }
+            })
+            .await
+        });
     }
 }

@@ -7,7 +7,7 @@ use std::env;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use crate::command;
 use crate::error::{Error, Result};
@@ -88,7 +88,12 @@ impl Need {
 ///
 /// When one is missing and may not be installed, with the command that does, or cannot be.
 pub(crate) fn ensure(needs: &[Need]) -> Result<()> {
-    let missing: Vec<Need> = needs.iter().copied().filter(|need| !need.is_there()).collect();
+    let mut missing: Vec<Need> = Vec::new();
+    for need in needs {
+        if !missing.contains(need) && !need.is_there() {
+            missing.push(*need);
+        }
+    }
     if missing.is_empty() {
         return Ok(());
     }
@@ -103,7 +108,7 @@ pub(crate) fn ensure(needs: &[Need]) -> Result<()> {
             packages.collect::<Vec<_>>().join(" ")
         )));
     }
-    crate::say!("missing: {what}; installing by apt-get");
+    crate::say!("missing: {what}; installing by apt-get (once, maybe minutes)");
     install(&missing)?;
     match missing.iter().find(|need| **need != Need::Postgres && !need.is_there()) {
         Some(need) => Err(Error::failed(format!("{} is still missing after apt-get", need.names().0))),
@@ -126,9 +131,9 @@ fn install(missing: &[Need]) -> Result<()> {
         let mut command = Command::new("apt-get");
         command
             .env("DEBIAN_FRONTEND", "noninteractive")
-            .args(["-q", "-o", "DPkg::Lock::Timeout=300"])
+            .args(["-qq", "-o", "DPkg::Lock::Timeout=300"])
             .args(args);
-        command::watched(&mut command)
+        command::quiet(command.stdin(Stdio::null())).map(drop)
     };
     // An index that cannot be refreshed may still be good enough; if not, the next step says so.
     if let Err(error) = apt(&["update"]) {

@@ -149,7 +149,7 @@ impl Given {
     fn defaults() -> Result<Self, Error> {
         let values =
             Value::serialize(Config::default()).ok().and_then(Value::into_dict).ok_or(Error::Defaults)?;
-        Ok(Self { origin: "default".to_owned(), values })
+        Ok(Self { origin: super::DEFAULT.to_owned(), values })
     }
 
     fn file(path: &Path, text: &str) -> Result<Self, Error> {

@@ -103,19 +103,18 @@ fn what_kubernetes_injects_is_ignored() {
 #[test]
 fn a_value_out_of_range_names_key_bound_and_origin() {
     for (file, key, bound) in [
-        ("[lease]\nttl = '999ms'", "lease.ttl", "at least 1s"),
-        ("[lease]\nttl = '5s'\nmargin = '5s'", "lease.margin", "less than"),
+        ("[lease]\nttl = '999ms'", "lease", "ttl 999ms is shorter than a second"),
+        ("[lease]\nttl = '5s'\nmargin = '5s'", "lease", "margin 5s"),
         ("[poll]\nfloor = '2s'\nceiling = '1s'", "poll.ceiling", "poll.floor"),
         ("[publish]\nin_flight_rows = 10", "publish.page_rows", "publish.in_flight_rows"),
     ] {
         let message = refusal(file, &[]);
         assert!(message.starts_with(key) && message.contains(bound), "{message}");
     }
-    let message = refusal("", &[("BATON_LEASE__TTL", "10ms")]);
-    assert!(
-        message.starts_with("lease.ttl from environment variable BATON_LEASE__TTL: must be at least 1s"),
-        "{message}"
-    );
+    // Both are set in one section, and either may be to blame.
+    let message = refusal("[lease]\nmargin = '1s'", &[("BATON_LEASE__TTL", "10ms")]);
+    assert!(message.starts_with("lease"), "{message}");
+    assert!(message.contains("from baton.toml and environment variable BATON_LEASE__TTL: "), "{message}");
 }
 
 #[test]
@@ -236,7 +235,7 @@ fn the_example_file_has_every_key_and_its_default() {
     let without_default =
         ["inbox.database_url", "kafka.brokers", "outbox.database_url", "relay.owner", "relay.source"];
     let mut seen = Vec::new();
-    for Row { key, value, origin } in shown.rows().unwrap() {
+    for show::Row { key, value, origin } in shown.rows().unwrap() {
         if key.starts_with("kafka.properties.") {
             continue;
         }
@@ -255,6 +254,9 @@ fn the_example_file_explains_every_key_with_its_default() {
     let text = example();
     let mut comment = String::new();
     for line in text.lines() {
+        if line.starts_with('[') {
+            continue;
+        }
         if let Some(sentence) = line.strip_prefix("# ") {
             comment.push_str(sentence);
             comment.push(' ');
@@ -262,14 +264,16 @@ fn the_example_file_explains_every_key_with_its_default() {
             let (key, value) = setting.split_once(" = ").unwrap();
             assert!(comment.contains("Default"), "{key} has no sentence with its default: {comment:?}");
             let value = value.trim_matches('"');
-            let explained = comment.contains(&format!("Default: {value}"))
-                || !comment.contains("Default: ")
-                || comment.contains("Default: none");
-            assert!(explained, "{key} = {value} but: {comment}");
+            // librdkafka's settings are examples; what depends on the process has no default to show.
+            if !key.starts_with('"') && !comment.contains("Default: none") {
+                assert!(comment.contains(&format!("Default: {value}")), "{key} = {value} but: {comment}");
+            }
             if value.parse::<Span>().is_ok() {
                 assert!(comment.contains("Duration"), "{key} does not say its unit: {comment}");
             }
-            comment.clear();
+            if !key.starts_with('"') {
+                comment.clear();
+            }
         } else if line.is_empty() {
             comment.clear();
         }

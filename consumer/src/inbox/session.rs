@@ -36,7 +36,9 @@ impl Session {
     pub(super) fn ended(mut self, how: Result<(), sqlx::Error>) {
         match how {
             Ok(()) => self.after = After::Keep,
-            Err(error) => tracing::debug!(%error, "the connection is closed, because its transaction did not end"),
+            Err(error) => {
+                tracing::debug!(%error, "the connection is closed, because its transaction did not end");
+            }
         }
     }
 }

@@ -14,7 +14,10 @@ pub(super) enum Claim {
     /// Nobody has it: it is this transaction's until it ends.
     Ours,
     Done(Option<Outcome>),
-    Dead { cause: String, error: Option<String> },
+    Dead {
+        cause: String,
+        error: Option<String>,
+    },
     InProgress,
     Conflict,
 }

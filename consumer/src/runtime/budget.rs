@@ -82,7 +82,8 @@ impl Budget {
         let room = self.total <= self.limits.total_bytes / 4 * 3;
         let limits = self.limits;
         let ready = |held: &Held| {
-            held.rows == 0 || (room && held.rows <= limits.lane_rows / 2 && held.bytes <= limits.lane_bytes / 2)
+            held.rows == 0
+                || (room && held.rows <= limits.lane_rows / 2 && held.bytes <= limits.lane_bytes / 2)
         };
         self.lanes
             .iter_mut()

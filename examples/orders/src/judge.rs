@@ -95,7 +95,10 @@ impl Verdict {
     /// Whether none of the four faults was found.
     #[must_use]
     pub fn is_clean(&self) -> bool {
-        self.lost.is_empty() && self.phantom.is_empty() && self.doubled.is_empty() && self.out_of_order().is_empty()
+        self.lost.is_empty()
+            && self.phantom.is_empty()
+            && self.doubled.is_empty()
+            && self.out_of_order().is_empty()
     }
 
     /// The same for programs: counts, and a few orders of each fault to look up.
@@ -184,7 +187,8 @@ pub struct Examples {
 /// Compares what is seen with what was placed.
 #[must_use]
 pub fn judge(evidence: &Evidence) -> Verdict {
-    let truth: HashMap<Uuid, &Facts> = evidence.placed_by_now.iter().map(|facts| (facts.order_id, facts)).collect();
+    let truth: HashMap<Uuid, &Facts> =
+        evidence.placed_by_now.iter().map(|facts| (facts.order_id, facts)).collect();
     let is_placed = |facts: &Facts| truth.get(&facts.order_id).is_some_and(|placed| *placed == facts);
     let mut verdict = Verdict {
         placed: evidence.placed.len(),
@@ -242,7 +246,8 @@ pub fn judge(evidence: &Evidence) -> Verdict {
     }
 
     let settled = |order_id: &Uuid| billed.contains(order_id) || dead.contains(order_id);
-    verdict.lost = evidence.placed.iter().map(|facts| facts.order_id).filter(|order_id| !settled(order_id)).collect();
+    verdict.lost =
+        evidence.placed.iter().map(|facts| facts.order_id).filter(|order_id| !settled(order_id)).collect();
     verdict.dead_lettered = dead.into_iter().filter(|order_id| !billed.contains(order_id)).collect();
     verdict
 }

@@ -73,7 +73,9 @@ impl FromStr for Behave {
             None if text == "ok" => Some(Self::Ok),
             None if text == "poison" => Some(Self::Poison),
             Some(("flaky", attempts)) => attempts.parse().ok().map(Self::Flaky),
-            Some(("slow", millis)) => millis.parse().ok().map(|millis| Self::Slow(Duration::from_millis(millis))),
+            Some(("slow", millis)) => {
+                millis.parse().ok().map(|millis| Self::Slow(Duration::from_millis(millis)))
+            }
             _ => None,
         };
         behave.ok_or_else(|| UnknownBehaviour(text.to_owned()))

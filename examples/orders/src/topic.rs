@@ -30,7 +30,9 @@ pub enum Error {
     #[error("KAFKA_BROKERS cannot be used; set it to host:port[,host:port…]")]
     Client(#[source] KafkaError),
     /// The brokers do not answer.
-    #[error("cannot reach Kafka at {brokers} (from KAFKA_BROKERS); does it run there, and are host and port right")]
+    #[error(
+        "cannot reach Kafka at {brokers} (from KAFKA_BROKERS); does it run there, and are host and port right"
+    )]
     Unreachable {
         /// Where it was looked for.
         brokers: String,
@@ -149,7 +151,9 @@ fn content(message: &BorrowedMessage<'_>) -> Content {
     let order = message.payload().and_then(|payload| serde_json::from_slice::<Order>(payload).ok());
     match (named, order) {
         // The key decides where the order is heard, so it must be the customer's.
-        (Some(named), Some(order)) if named == order.facts.order_id && message.key() == Some(order.facts.customer.as_bytes()) => {
+        (Some(named), Some(order))
+            if named == order.facts.order_id && message.key() == Some(order.facts.customer.as_bytes()) =>
+        {
             Content::Order(order.facts)
         }
         (Some(named), _) => Content::Garbled(named),

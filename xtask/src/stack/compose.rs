@@ -6,8 +6,10 @@
 use std::env;
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use super::Stack;
+use super::wait::{self, Deadline};
 use crate::command;
 use crate::error::{Error, Result};
 
@@ -23,18 +25,23 @@ pub(crate) fn is_available() -> bool {
     command::succeeds("docker", &["info"]) && has_plugin()
 }
 
-/// Brings both services up and waits until they are healthy; says whether all ran before.
-pub(crate) fn up(root: &Path) -> Result<(Stack, bool)> {
-    let ran_before = running(root)?;
+/// Brings both services up and waits until they are healthy and answer at `stack`.
+pub(crate) fn up(root: &Path, stack: &Stack) -> Result<()> {
     let mut up = compose(root);
     command::watched(up.args(["up", "--detach", "--wait"])).map_err(|error| {
         Error::failed(format!(
             "{error}\nsee `docker compose logs`, or start natively: cargo xtask up --postgres debian|embedded"
         ))
     })?;
-    let stack = addresses()?;
-    crate::say!("postgres and kafka are up by docker compose: {}", stack.kafka_brokers);
-    Ok((stack, ran_before))
+    let deadline = Deadline::after(Duration::from_secs(60));
+    while let Err(error) = stack.answers() {
+        if deadline.passed() {
+            return Err(Error::failed(format!("docker compose says that all is up, but {error}")));
+        }
+        wait::briefly();
+    }
+    crate::say!("postgres and kafka are up by docker compose");
+    Ok(())
 }
 
 pub(crate) fn down(root: &Path, wipe: bool) -> Result<()> {
@@ -43,7 +50,9 @@ pub(crate) fn down(root: &Path, wipe: bool) -> Result<()> {
     if wipe {
         down.arg("--volumes");
     }
-    command::watched(&mut down)
+    command::watched(&mut down)?;
+    crate::say!("docker compose is down");
+    Ok(())
 }
 
 /// Whether both services run.
@@ -60,11 +69,11 @@ fn compose(root: &Path) -> Command {
     command
 }
 
-/// What `docker-compose.yml` publishes.
-fn addresses() -> Result<Stack> {
+/// What `docker-compose.yml` publishes, by the same variables.
+pub(crate) fn addresses() -> Result<Stack> {
     let port = |name: &str, default: u16| match env::var(name) {
         Ok(value) if !value.is_empty() => {
-            value.parse().map_err(|_| Error::Usage(format!("{name} is no port: {value}")))
+            value.parse().map_err(|_| Error::Usage(format!("{name} is no port: {value:?}")))
         }
         _ => Ok(default),
     };

@@ -10,7 +10,6 @@ use std::process::Command;
 
 use crate::command;
 use crate::error::{Error, Result};
-use crate::tools::{self, Need};
 
 const PLUGIN: &str = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1";
 
@@ -30,14 +29,12 @@ pub(crate) struct Bundle {
 ///
 /// # Errors
 ///
-/// When Maven is missing and may not be installed, or cannot get the artifacts; its output is in the error.
+/// When Maven cannot get the artifacts; its output is in the error.
 pub(crate) fn ensure(stack: &Path, bundle: Bundle) -> Result<PathBuf> {
-    let name = format!("{}-{:08x}", bundle.name, digest(bundle.pom) & 0xffff_ffff);
-    let folder = stack.join("lib").join(&name);
+    let (name, folder) = place(stack, bundle);
     if folder.is_dir() {
         return Ok(folder);
     }
-    tools::ensure(&[Need::Maven])?;
     crate::say!("getting {} by Maven (about {} MB, once)", bundle.name, bundle.megabytes);
     let draft = stack.join("lib").join(format!("{name}.draft"));
     let build = stack.join("lib").join(format!("{name}.build"));
@@ -66,6 +63,17 @@ pub(crate) fn ensure(stack: &Path, bundle: Bundle) -> Result<PathBuf> {
     fs::rename(&draft, &folder).map_err(Error::io("rename", &draft))?;
     remove_tree(&build)?;
     Ok(folder)
+}
+
+/// Whether Maven is still needed for this bundle.
+pub(crate) fn is_missing(stack: &Path, bundle: Bundle) -> bool {
+    !place(stack, bundle).1.is_dir()
+}
+
+fn place(stack: &Path, bundle: Bundle) -> (String, PathBuf) {
+    let name = format!("{}-{:08x}", bundle.name, digest(bundle.pom) & 0xffff_ffff);
+    let folder = stack.join("lib").join(&name);
+    (name, folder)
 }
 
 pub(crate) fn remove_tree(dir: &Path) -> Result<()> {

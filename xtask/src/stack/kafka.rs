@@ -16,7 +16,7 @@ use super::record::Record;
 use super::service::Service;
 use crate::command;
 use crate::error::{Error, Result};
-use crate::tools;
+use crate::tools::{self, Need};
 
 const BUNDLE: Bundle = Bundle {
     name: "kafka",
@@ -32,6 +32,12 @@ pub(crate) const STOP: (Signal, Duration) = (Signal::Terminate, Duration::from_s
 
 pub(crate) fn mark(record: &Record) -> String {
     format!("-Dbaton.stack={}", record.mark)
+}
+
+/// What [`prepare`] takes from the machine.
+pub(crate) fn needs(stack: &Path) -> Vec<Need> {
+    let maven = files::is_missing(stack, BUNDLE).then_some(Need::Maven);
+    [Need::Java].into_iter().chain(maven).collect()
 }
 
 /// Gets what the broker needs and writes its configuration; does not start it.

@@ -28,8 +28,6 @@ mod wait;
 use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 
-use clap::ValueEnum;
-
 pub(crate) use compose::has_plugin as has_compose;
 use probe::Answer;
 use record::{Record, Way};
@@ -39,11 +37,11 @@ use crate::error::{Error, Result};
 use crate::paths::Paths;
 
 /// Which Postgres a native stack runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Flavour {
-    /// The server of the machine's distribution
+    /// The server of the machine's distribution.
     Debian,
-    /// PostgreSQL 18 as Maven brings it
+    /// PostgreSQL 18 as Maven brings it.
     Embedded,
 }
 
@@ -57,6 +55,19 @@ pub(crate) struct Stack {
 impl Stack {
     fn of(record: &Record) -> Self {
         Self { database_url: record.database_url.clone(), kafka_brokers: record.kafka_brokers.clone() }
+    }
+
+    /// Whether both servers of a stack of ours serve now; the error says which does not, and why.
+    fn answers(&self) -> Result<()> {
+        let postgres = given::postgres_address(&self.database_url)?.unwrap_or_default();
+        for (name, answer) in
+            [("postgres", probe::postgres(&postgres)), ("kafka", probe::kafka(&self.kafka_brokers))]
+        {
+            if let Answer::NotReady(why) = answer {
+                return Err(Error::failed(format!("{name} does not serve ({why})")));
+            }
+        }
+        Ok(())
     }
 }
 
@@ -87,19 +98,21 @@ pub(crate) fn ensure(paths: &Paths, wanted: Option<Flavour>) -> Result<Stack> {
     }
     let by_compose = record.as_ref().is_some_and(|record| record.way != Way::Native);
     let native_runs = record.as_ref().is_some_and(native::runs_in_part);
-    if by_compose && wanted.is_some() {
+    if by_compose && wanted.is_some() && compose::is_available() {
         return Err(Error::failed("docker compose runs the stack: run `cargo xtask down` first"));
     }
     if native_runs || wanted.is_some() || !compose::is_available() {
         return native::up(&dir, wanted);
     }
-    let (stack, ran_before) = compose::up(&paths.root)?;
+    let stack = compose::addresses()?;
     let mut record = record.map_or_else(|| native::fresh(&dir), Ok)?;
-    let owned = !ran_before || record.way == Way::Compose { owned: true };
+    let owned = record.way == Way::Compose { owned: true } || !compose::running(&paths.root)?;
     record.way = Way::Compose { owned };
     record.database_url.clone_from(&stack.database_url);
     record.kafka_brokers.clone_from(&stack.kafka_brokers);
+    // Before anything starts, so that `down` ends what an interrupted `up` has begun.
     record.save(&dir)?;
+    compose::up(&paths.root, &stack)?;
     Ok(stack)
 }
 
@@ -118,15 +131,10 @@ pub(crate) fn running(paths: &Paths) -> Result<Stack> {
         return Err(nothing());
     }
     let stack = Stack::of(&record);
-    let postgres = given::postgres_address(&stack.database_url)?.unwrap_or_default();
-    for (name, answer) in
-        [("postgres", probe::postgres(&postgres)), ("kafka", probe::kafka(&stack.kafka_brokers))]
-    {
-        if let Answer::NotReady(why) = answer {
-            return Err(Error::failed(format!("{name} does not serve ({why}): run `cargo xtask up`")));
-        }
+    match stack.answers() {
+        Ok(()) => Ok(stack),
+        Err(error) => Err(Error::failed(format!("{error}: run `cargo xtask up`"))),
     }
-    Ok(stack)
 }
 
 /// `cargo xtask down`.
@@ -142,7 +150,10 @@ pub(crate) fn down(paths: &Paths, wipe: bool) -> Result<()> {
     };
     match record.way {
         Way::Native => native::down(&record)?,
-        Way::Compose { owned: true } => compose::down(&paths.root, wipe)?,
+        Way::Compose { owned: true } if compose::is_available() => compose::down(&paths.root, wipe)?,
+        Way::Compose { owned: true } => {
+            crate::say!("no docker engine answers, so nothing of docker compose runs");
+        }
         Way::Compose { owned: false } => {
             crate::say!("left as it is: docker compose ran before `cargo xtask up` used it");
         }

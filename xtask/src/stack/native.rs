@@ -14,13 +14,13 @@ use std::path::{Path, PathBuf};
 use std::thread;
 
 use super::files;
-use super::probe::{self, Answer};
 use super::process::{self, Signal};
 use super::record::{Record, Way};
 use super::service::{self, Outcome, Service};
 use super::wait::Stopwatch;
 use super::{Flavour, Stack, kafka, ports, postgres};
 use crate::error::{Error, Result};
+use crate::tools;
 
 pub(crate) fn up(stack: &Path, wanted: Option<Flavour>) -> Result<Stack> {
     if !cfg!(target_os = "linux") {
@@ -41,7 +41,7 @@ pub(crate) fn up(stack: &Path, wanted: Option<Flavour>) -> Result<Stack> {
             record.postgres
         )));
     }
-    if postgres_runs && kafka_runs && answer(&record) {
+    if postgres_runs && kafka_runs && Stack::of(&record).answers().is_ok() {
         crate::say!("postgres ({}) is already up at 127.0.0.1:{}", record.postgres, record.postgres_port);
         crate::say!("kafka is already up at {}", record.kafka_brokers);
         return Ok(Stack::of(&record));
@@ -52,6 +52,10 @@ pub(crate) fn up(stack: &Path, wanted: Option<Flavour>) -> Result<Stack> {
         process::end(orphans, Signal::Kill, postgres::STOP.1)?;
         postgres::choose(&mut record, wanted)?;
     }
+    // All at once: each call of apt-get takes its time.
+    let mut needs = kafka::needs(stack);
+    needs.extend(postgres::needs(stack, &record));
+    tools::ensure(&needs)?;
     choose_ports(stack, &mut record, postgres_runs, kafka_runs)?;
     record.way = Way::Native;
     let logs = stack.join("logs");
@@ -71,11 +75,6 @@ pub(crate) fn up(stack: &Path, wanted: Option<Flavour>) -> Result<Stack> {
         (Err(error), Ok(())) | (Ok(()), Err(error)) => Err(error),
         (Err(first), Err(second)) => Err(Error::failed(format!("{first}\n{second}"))),
     }
-}
-
-fn answer(record: &Record) -> bool {
-    probe::postgres(&format!("127.0.0.1:{}", record.postgres_port)) == Answer::Ready
-        && probe::kafka(&record.kafka_brokers) == Answer::Ready
 }
 
 fn report(service: &Service, watch: Stopwatch) -> Result<()> {

@@ -84,6 +84,19 @@ pub(crate) fn choose(record: &mut Record, wanted: Option<Flavour>) -> Result<()>
     Ok(())
 }
 
+/// What [`prepare`] takes from the machine.
+pub(crate) fn needs(stack: &Path, record: &Record) -> Vec<Need> {
+    if record.postgres != EMBEDDED || programs(&record.postgres_home).is_dir() {
+        return Vec::new();
+    }
+    let maven = files::is_missing(stack, BUNDLE).then_some(Need::Maven);
+    [Need::Xz].into_iter().chain(maven).collect()
+}
+
+fn programs(home: &Path) -> PathBuf {
+    home.join(format!("{EMBEDDED}-programs"))
+}
+
 /// Gets what the server needs, makes its cluster and writes its configuration; does not start it.
 pub(crate) fn prepare(stack: &Path, record: &mut Record) -> Result<Service> {
     let (home, account) = home::open(stack, &record.postgres_home)?;
@@ -147,10 +160,9 @@ fn find_server(stack: &Path, record: &Record, account: Option<Account>) -> Resul
     if let Some(bin) = debian_bin(&name) {
         return Ok(Server { name, bin });
     }
-    let programs = record.postgres_home.join(format!("{EMBEDDED}-programs"));
+    let programs = programs(&record.postgres_home);
     if !programs.is_dir() {
         let jar = files::ensure(stack, BUNDLE)?;
-        tools::ensure(&[Need::Xz])?;
         let draft = record.postgres_home.join(format!("{EMBEDDED}-programs.draft"));
         files::remove_tree(&draft)?;
         make_dir(&draft, account)?;

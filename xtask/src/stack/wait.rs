@@ -37,5 +37,5 @@ impl Stopwatch {
 
 /// One step of a poll: long enough to cost nothing, short enough not to be felt.
 pub(crate) fn briefly() {
-    thread::sleep(Duration::from_millis(50));
+    thread::sleep(Duration::from_millis(100));
 }

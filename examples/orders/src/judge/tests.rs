@@ -14,7 +14,8 @@ fn record(facts: &Facts) -> Record {
 
 /// Three customers with four orders each, everything as it should be.
 fn story() -> Evidence {
-    let placed: Vec<Facts> = (1..=4).flat_map(|seq| [1, 22, 333].map(|customer| facts(customer, seq))).collect();
+    let placed: Vec<Facts> =
+        (1..=4).flat_map(|seq| [1, 22, 333].map(|customer| facts(customer, seq))).collect();
     Evidence {
         published: placed.iter().map(record).collect(),
         billed: placed.clone(),
@@ -141,7 +142,9 @@ fn a_record_that_comes_twice_is_counted_and_no_fault() {
 fn an_order_published_after_a_later_one_of_its_customer_is_out_of_order() {
     let mut evidence = story();
     let late = facts(1, 2);
-    let at = |facts: &Facts| evidence.published.iter().position(|r| r.content == Content::Order(facts.clone())).unwrap();
+    let at = |facts: &Facts| {
+        evidence.published.iter().position(|r| r.content == Content::Order(facts.clone())).unwrap()
+    };
     let (second, third) = (at(&late), at(&facts(1, 3)));
     evidence.published.swap(second, third);
     let verdict = judge(&evidence);
@@ -192,28 +195,30 @@ fn the_summary_counts_and_names_what_was_found() {
 /// A right history of any shape: customers interleaved, records repeated, some orders dead-lettered.
 fn right_history() -> impl Strategy<Value = Evidence> {
     let orders = prop::collection::vec((0..5_usize, prop::bool::weighted(0.1)), 1..80);
-    (orders, prop::collection::vec((any::<prop::sample::Index>(), 0..10_usize), 0..4)).prop_map(|(orders, crashes)| {
-        let mut evidence = Evidence::default();
-        let mut seqs = [0_i64; 5];
-        for (customer, poison) in orders {
-            seqs[customer] += 1;
-            let order = facts(customer, seqs[customer]);
-            evidence.published.push(record(&order));
-            if poison {
-                evidence.dead_lettered.push(record(&order));
-            } else {
-                evidence.billed.push(order.clone());
+    (orders, prop::collection::vec((any::<prop::sample::Index>(), 0..10_usize), 0..4)).prop_map(
+        |(orders, crashes)| {
+            let mut evidence = Evidence::default();
+            let mut seqs = [0_i64; 5];
+            for (customer, poison) in orders {
+                seqs[customer] += 1;
+                let order = facts(customer, seqs[customer]);
+                evidence.published.push(record(&order));
+                if poison {
+                    evidence.dead_lettered.push(record(&order));
+                } else {
+                    evidence.billed.push(order.clone());
+                }
+                evidence.placed.push(order);
             }
-            evidence.placed.push(order);
-        }
-        for (at, back) in crashes {
-            let at = at.index(evidence.published.len());
-            let again = evidence.published[at.saturating_sub(back)..at].to_vec();
-            evidence.published.splice(at..at, again);
-        }
-        evidence.placed_by_now.clone_from(&evidence.placed);
-        evidence
-    })
+            for (at, back) in crashes {
+                let at = at.index(evidence.published.len());
+                let again = evidence.published[at.saturating_sub(back)..at].to_vec();
+                evidence.published.splice(at..at, again);
+            }
+            evidence.placed_by_now.clone_from(&evidence.placed);
+            evidence
+        },
+    )
 }
 
 proptest! {

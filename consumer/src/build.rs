@@ -1,0 +1,350 @@
+//! Puts a consumer together and refuses what cannot work, before anything is connected.
+
+use std::fmt;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::Duration;
+
+use baton_protocol::dead_letter;
+use baton_protocol::retry::{self, Policy};
+use rdkafka::error::KafkaError;
+use sqlx::PgPool;
+
+use crate::dead_letter::DeadLetters;
+use crate::runtime::budget::Limits;
+use crate::runtime::lane::{Inlet, Spawn, Worker};
+use crate::{Consumer, DeadLetterTopics, Handler, Inbox, Kafka, Scope, inbox};
+
+/// What cannot be built, and what to do.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The consumer's name becomes part of topic names.
+    #[error(
+        "consumer name {name:?} must be 1 or more letters, digits, dots, underscores or dashes: it is part of topic names"
+    )]
+    Name {
+        /// What was given.
+        name: String,
+    },
+    /// Nothing to read.
+    #[error("no topics were given; name at least one with Builder::topics")]
+    NoTopics,
+    /// A topic that Kafka would not have, or whose own topics it would not.
+    #[error(
+        "topic {topic:?} must be letters, digits, dots, underscores or dashes, and {longest:?} at most 249 characters"
+    )]
+    Topic {
+        /// What was given.
+        topic: String,
+        /// The longest topic name made of it.
+        longest: String,
+    },
+    /// No brokers.
+    #[error("no Kafka brokers were given; give host:port, several separated by commas")]
+    NoBrokers,
+    /// A librdkafka property that would break a guarantee.
+    #[error("Kafka property {name} is refused: {reason}")]
+    PropertyRefused {
+        /// The property.
+        name: String,
+        /// What it would break.
+        reason: &'static str,
+    },
+    /// librdkafka has no such property.
+    #[error("librdkafka knows no property {name}; see its CONFIGURATION.md")]
+    PropertyUnknown {
+        /// The property.
+        name: String,
+    },
+    /// librdkafka does not take the value. It is not shown, because it may be a secret.
+    #[error("librdkafka refuses the value of property {name}; see its CONFIGURATION.md")]
+    PropertyInvalid {
+        /// The property.
+        name: String,
+    },
+    /// librdkafka refuses the settings as a whole.
+    #[error("librdkafka refuses the settings")]
+    Client {
+        /// Its words.
+        #[source]
+        source: KafkaError,
+    },
+    /// The retry policy makes no sense.
+    #[error("the retry policy is refused")]
+    Retry(#[source] retry::Error),
+    /// Draining would outlast the time in which a member must poll.
+    #[error(
+        "drain deadline {deadline:?} must be below max.poll.interval.ms ({interval:?}), or the group gives the partitions away meanwhile"
+    )]
+    DrainDeadline {
+        /// What was given.
+        deadline: Duration,
+        /// The interval in force.
+        interval: Duration,
+    },
+    /// The inbox does not take the name.
+    #[error("the inbox refuses the consumer's name")]
+    Inbox(#[source] inbox::Error),
+    /// The inbox does not take the scope.
+    #[error("fixed scope of {bytes} bytes does not fit the inbox; it takes up to 1024 bytes without NUL")]
+    Scope {
+        /// Its length.
+        bytes: usize,
+    },
+}
+
+/// Makes the lanes' task, once the producer of dead letters is there.
+pub(crate) type Factory = Box<dyn FnOnce(Inbox, Arc<DeadLetters>) -> Spawn + Send>;
+
+/// A consumer in the making; from [`Consumer::builder`].
+pub struct Builder {
+    name: String,
+    pool: PgPool,
+    kafka: Kafka,
+    topics: Vec<String>,
+    group: Option<String>,
+    retry: Policy,
+    scope: Scope,
+    own_topics: DeadLetterTopics,
+    drain_deadline: Duration,
+    stall: Duration,
+    limits: Limits,
+}
+
+impl Builder {
+    pub(crate) fn new(name: String, pool: PgPool, kafka: Kafka) -> Self {
+        Self {
+            name,
+            pool,
+            kafka,
+            topics: Vec::new(),
+            group: None,
+            retry: Policy::default(),
+            scope: Scope::default(),
+            own_topics: DeadLetterTopics::default(),
+            drain_deadline: Duration::from_secs(20),
+            stall: Inbox::DEFAULT_STALL,
+            limits: Limits { lane_rows: 256, lane_bytes: 4 << 20, total_bytes: 48 << 20 },
+        }
+    }
+
+    /// The topics to read. They must exist. Required; adds to what was given before.
+    #[must_use]
+    pub fn topics<T: Into<String>>(mut self, topics: impl IntoIterator<Item = T>) -> Self {
+        self.topics.extend(topics.into_iter().map(Into::into));
+        self
+    }
+
+    /// The consumer group. Default: the consumer's name.
+    #[must_use]
+    pub fn group(mut self, group: impl Into<String>) -> Self {
+        self.group = Some(group.into());
+        self
+    }
+
+    /// The waits between attempts after a transient failure, in the record's place. Default: 500 ms, doubled up to 5 min,
+    /// with full jitter. An outage of the database or of the dead-letter topic has its own waits, up to 5 s.
+    #[must_use]
+    pub fn retry(mut self, policy: Policy) -> Self {
+        self.retry = policy;
+        self
+    }
+
+    /// Which keys are compared with each other. Default: those of one original topic and one type.
+    #[must_use]
+    pub fn scope(mut self, scope: Scope) -> Self {
+        self.scope = scope;
+        self
+    }
+
+    /// Whether the topics of dead letters and replays are created at start. Default: where that is allowed.
+    #[must_use]
+    pub fn dead_letter_topics(mut self, own: DeadLetterTopics) -> Self {
+        self.own_topics = own;
+        self
+    }
+
+    /// How long the record in hand may take when partitions are revoked or the consumer shuts down. At a revocation the
+    /// whole group waits for it. Below `max.poll.interval.ms`. Default: 20 s.
+    #[must_use]
+    pub fn drain_deadline(mut self, deadline: Duration) -> Self {
+        self.drain_deadline = deadline;
+        self
+    }
+
+    /// How long one statement of a handler may take, and how long a handler may leave its transaction idle, before the
+    /// server ends it. Default: 60 s.
+    #[must_use]
+    pub fn stall_timeout(mut self, stall: Duration) -> Self {
+        self.stall = stall;
+        self
+    }
+
+    /// How many records may wait in one partition's lane before the partition is paused. Default: 256.
+    #[must_use]
+    pub fn lane_rows(mut self, rows: NonZeroUsize) -> Self {
+        self.limits.lane_rows = rows.get();
+        self
+    }
+
+    /// How many bytes may wait in one partition's lane before the partition is paused. Default: 4 MiB.
+    #[must_use]
+    pub fn lane_bytes(mut self, bytes: NonZeroUsize) -> Self {
+        self.limits.lane_bytes = bytes.get();
+        self
+    }
+
+    /// How many bytes may wait in all lanes together. Default: 48 MiB. What librdkafka fetches ahead comes on top: set
+    /// `queued.max.messages.kbytes` (16 MiB here) for that.
+    #[must_use]
+    pub fn in_flight_bytes(mut self, bytes: NonZeroUsize) -> Self {
+        self.limits.total_bytes = bytes.get();
+        self
+    }
+
+    /// Effects in the database of the inbox: claim, effects and mark in one transaction.
+    #[must_use]
+    pub fn transactional<H: Handler>(self, handler: H) -> WithHandler {
+        let (consumer, scope, retry) = (self.name.clone(), self.scope.clone(), self.retry);
+        let factory = Box::new(move |inbox, letters| {
+            let worker = Arc::new(Worker { consumer, handler, inbox, scope, retry, letters });
+            let spawn: Spawn = Arc::new(move |inlet: Inlet| {
+                let worker = Arc::clone(&worker);
+                Box::pin(async move { worker.run(inlet).await })
+            });
+            spawn
+        });
+        WithHandler { builder: self, factory }
+    }
+}
+
+/// A builder that knows what to do with a record.
+pub struct WithHandler {
+    builder: Builder,
+    factory: Factory,
+}
+
+impl WithHandler {
+    /// Checks everything that can be checked without a connection.
+    ///
+    /// # Errors
+    ///
+    /// [`enum@Error`], which says what to change.
+    pub fn build(self) -> Result<Consumer, Error> {
+        let Self { builder, factory } = self;
+        let Builder {
+            name,
+            pool,
+            kafka,
+            topics,
+            group,
+            retry,
+            scope,
+            own_topics,
+            drain_deadline,
+            stall,
+            limits,
+        } = builder;
+        if !is_topic_text(&name) {
+            return Err(Error::Name { name });
+        }
+        if topics.is_empty() {
+            return Err(Error::NoTopics);
+        }
+        for topic in &topics {
+            let longest = dead_letter::replay_topic(topic, &name);
+            if !is_topic_text(topic) || longest.len() > 249 {
+                return Err(Error::Topic { topic: topic.clone(), longest });
+            }
+        }
+        kafka.check()?;
+        retry.validate().map_err(Error::Retry)?;
+        if let Scope::Fixed(text) = &scope
+            && (text.len() > inbox::TEXT_LIMIT || text.contains('\0'))
+        {
+            return Err(Error::Scope { bytes: text.len() });
+        }
+        let interval = poll_interval(&kafka);
+        if drain_deadline >= interval {
+            return Err(Error::DrainDeadline { deadline: drain_deadline, interval });
+        }
+        let inbox = Inbox::new(&name, pool.clone()).map_err(Error::Inbox)?.stall_timeout(stall);
+        let group = group.unwrap_or_else(|| name.clone());
+        Ok(Consumer { name, pool, kafka, topics, group, own_topics, drain_deadline, limits, inbox, factory })
+    }
+}
+
+fn is_topic_text(text: &str) -> bool {
+    !text.is_empty()
+        && !matches!(text, "." | "..")
+        && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-'))
+}
+
+/// librdkafka's default is 5 min.
+fn poll_interval(kafka: &Kafka) -> Duration {
+    let given = kafka.properties.get("max.poll.interval.ms").and_then(|text| text.trim().parse().ok());
+    Duration::from_millis(given.unwrap_or(300_000))
+}
+
+impl fmt::Debug for Builder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Builder")
+            .field("name", &self.name)
+            .field("topics", &self.topics)
+            .field("kafka", &self.kafka)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for WithHandler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("WithHandler").field(&self.builder).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Raw, Verdict, handler_fn};
+
+    fn build(change: impl FnOnce(Builder) -> Builder) -> Result<Consumer, Error> {
+        named("billing", change)
+    }
+
+    fn named(name: &str, change: impl FnOnce(Builder) -> Builder) -> Result<Consumer, Error> {
+        let pool = PgPool::connect_lazy("postgres://127.0.0.1:1/none").unwrap();
+        let builder = Consumer::builder(name, pool, Kafka::new("127.0.0.1:1")).topics(["orders"]);
+        change(builder)
+            .transactional(handler_fn::<Raw, _>(|_, _| Box::pin(async { Verdict::done() })))
+            .build()
+    }
+
+    #[tokio::test]
+    async fn what_cannot_work_is_refused_before_anything_is_connected() {
+        assert!(build(|builder| builder).is_ok());
+        assert!(matches!(named("bill/ing", |builder| builder), Err(Error::Name { .. })));
+        assert!(matches!(named("", |builder| builder), Err(Error::Name { .. })));
+        assert!(matches!(build(|builder| builder.topics(["a b"])), Err(Error::Topic { .. })));
+        assert!(matches!(build(|builder| builder.topics(["t".repeat(240)])), Err(Error::Topic { .. })));
+        assert!(matches!(
+            build(|builder| builder.drain_deadline(Duration::from_secs(300))),
+            Err(Error::DrainDeadline { .. })
+        ));
+        assert!(matches!(
+            build(|builder| builder.retry(Policy { factor: 0.5, ..Policy::default() })),
+            Err(Error::Retry(_))
+        ));
+        assert!(matches!(
+            build(|builder| builder.scope(Scope::Fixed("s".repeat(1025)))),
+            Err(Error::Scope { bytes: 1025 })
+        ));
+        assert!(matches!(
+            build(|mut builder| {
+                builder.topics.clear();
+                builder
+            }),
+            Err(Error::NoTopics)
+        ));
+    }
+}

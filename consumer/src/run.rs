@@ -1,0 +1,202 @@
+//! Running a consumer: checks at start, then reading until it is asked to stop.
+//!
+//! At start everything that would fail later is looked at once and told as one error: database, inbox tables, brokers,
+//! topics. From then on an outage of any of them is waited out. What ends a running consumer by itself is only what no
+//! waiting cures.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rdkafka::error::KafkaError;
+use sqlx::{Connection, PgConnection, PgPool};
+use tokio::time::timeout;
+
+use crate::build::{Builder, Factory};
+use crate::dead_letter::DeadLetters;
+use crate::runtime::budget::Limits;
+use crate::runtime::{Running, Settings};
+use crate::{DeadLetterTopics, Inbox, Kafka, topics};
+
+/// Why a consumer did not start, or ended by itself.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The database cannot be reached.
+    #[error(
+        "cannot connect to the inbox database; check its address, that it is up, and the role's password"
+    )]
+    Database(#[source] sqlx::Error),
+    /// The database took longer to answer than it may.
+    #[error("the inbox database did not answer within {patience:?}; check its address and that it is up")]
+    DatabaseSilent {
+        /// How long was waited.
+        patience: Duration,
+    },
+    /// The inbox tables are missing.
+    #[error("the database has no inbox; run `baton migrate inbox` on it")]
+    NotMigrated,
+    /// The database is a standby.
+    #[error("the database is in recovery, so nothing can be written; connect to the primary")]
+    InRecovery,
+    /// The inbox cannot be looked at.
+    #[error("cannot look at the inbox")]
+    Check(#[source] sqlx::Error),
+    /// The brokers cannot be reached.
+    #[error(
+        "cannot reach Kafka at {brokers}; check the address, that the brokers are up, and TLS and SASL settings"
+    )]
+    Brokers {
+        /// The brokers that were given.
+        brokers: String,
+        /// librdkafka's words.
+        #[source]
+        source: KafkaError,
+    },
+    /// Topics to read that do not exist.
+    #[error("no such topic: {}; create it, or correct the name", topics.join(", "))]
+    MissingTopics {
+        /// Their names.
+        topics: Vec<String>,
+    },
+    /// A topic that the brokers do not tell about.
+    #[error("cannot read topic {topic}; check that it exists and that this consumer's principal may read it")]
+    Topic {
+        /// Its name.
+        topic: String,
+        /// librdkafka's words.
+        #[source]
+        source: KafkaError,
+    },
+    /// A Kafka client cannot be made of the settings.
+    #[error("librdkafka refuses the settings")]
+    Client(#[source] KafkaError),
+    /// The subscription was refused.
+    #[error("cannot subscribe to the topics")]
+    Subscribe(#[source] KafkaError),
+    /// librdkafka cannot go on, for example because another process runs under the same `group.instance.id`.
+    #[error("the Kafka client cannot go on; start the consumer again")]
+    Fatal(#[source] KafkaError),
+    /// A partition's task ended without being asked to.
+    #[error(
+        "the task of {topic}[{partition}] ended by itself; the tokio runtime is shutting down, or this is a defect: start the consumer again"
+    )]
+    Lane {
+        /// The topic.
+        topic: String,
+        /// The partition.
+        partition: i32,
+    },
+    /// The poll thread could not be started, or has panicked.
+    #[error("the poll thread did not start or has ended; start the consumer again")]
+    Thread,
+}
+
+/// How long the database may take to answer at start.
+const DATABASE_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Reads topics and applies each message once. Made by [`Consumer::builder`].
+pub struct Consumer {
+    pub(crate) name: String,
+    pub(crate) pool: PgPool,
+    pub(crate) kafka: Kafka,
+    pub(crate) topics: Vec<String>,
+    pub(crate) group: String,
+    pub(crate) own_topics: DeadLetterTopics,
+    pub(crate) drain_deadline: Duration,
+    pub(crate) limits: Limits,
+    pub(crate) inbox: Inbox,
+    pub(crate) factory: Factory,
+}
+
+impl Consumer {
+    /// A consumer named `name`: the owner of its inbox rows, part of the names of its dead-letter topics, and by default
+    /// its consumer group. `pool` is the database of the inbox and of the handlers' effects; each partition that is being
+    /// worked on uses one connection, and waits for one if there are fewer.
+    #[must_use]
+    pub fn builder(name: impl Into<String>, pool: PgPool, kafka: Kafka) -> Builder {
+        Builder::new(name.into(), pool, kafka)
+    }
+
+    /// Reads until `shutdown` is ready. Then records in hand are finished, at most until the drain deadline, offsets are
+    /// committed, and the consumer leaves its group.
+    ///
+    /// Returns at the latest about 16 s after the drain deadline, whatever the brokers do.
+    ///
+    /// # Errors
+    ///
+    /// [`enum@Error`]: it did not start, or it cannot go on. An outage while it runs is waited out instead.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped, it stops by itself in the background, in the same way, but nobody waits for it, and what outlives the drain
+    /// deadline is not cancelled. Use `shutdown`.
+    pub async fn run(self, shutdown: impl Future<Output = ()> + Send) -> Result<(), Error> {
+        let mut shutdown = pin!(shutdown);
+        let (mut running, letters) = tokio::select! {
+            biased;
+            () = &mut shutdown => return Ok(()),
+            started = self.start() => started?,
+        };
+        let drained = tokio::select! {
+            drained = running.failed() => drained,
+            () = &mut shutdown => running.drain().await,
+        };
+        let closed = running.close(drained).await;
+        // Its producer is waited for when it is dropped.
+        drop(tokio::task::spawn_blocking(move || drop(letters)).await);
+        closed
+    }
+
+    async fn start(self) -> Result<(Running, Arc<DeadLetters>), Error> {
+        check_database(&self.pool).await?;
+        topics::prepare(&self.kafka, &self.name, &self.topics, self.own_topics).await?;
+        let letters = Arc::new(DeadLetters::new(&self.kafka, &self.name).map_err(Error::Client)?);
+        let spawn = (self.factory)(self.inbox, Arc::clone(&letters));
+        let settings = Settings {
+            config: self.kafka.consumer(&self.group),
+            topics: self.topics,
+            limits: self.limits,
+            drain_deadline: self.drain_deadline,
+        };
+        let running = Running::start(settings, spawn).await?;
+        tracing::info!(consumer = self.name, group = self.group, "consumer started");
+        Ok((running, letters))
+    }
+}
+
+/// On a connection of its own, because a pool hides why it has none.
+async fn check_database(pool: &PgPool) -> Result<(), Error> {
+    let look = async {
+        let mut connection =
+            PgConnection::connect_with(&pool.connect_options()).await.map_err(Error::Database)?;
+        let (migrated, in_recovery): (bool, bool) =
+            sqlx::query_as(include_str!("../queries/inbox_check.sql"))
+                .fetch_one(&mut connection)
+                .await
+                .map_err(Error::Check)?;
+        if !migrated {
+            return Err(Error::NotMigrated);
+        }
+        if in_recovery {
+            return Err(Error::InRecovery);
+        }
+        connection.close().await.map_err(Error::Check)
+    };
+    timeout(DATABASE_PATIENCE, look)
+        .await
+        .unwrap_or(Err(Error::DatabaseSilent { patience: DATABASE_PATIENCE }))
+}
+
+impl fmt::Debug for Consumer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Consumer")
+            .field("name", &self.name)
+            .field("group", &self.group)
+            .field("topics", &self.topics)
+            .field("kafka", &self.kafka)
+            .finish_non_exhaustive()
+    }
+}

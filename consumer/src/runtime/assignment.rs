@@ -1,0 +1,279 @@
+//! The partitions that this consumer has, and a lane for each. Owned by the poll thread; knows nothing of librdkafka.
+//!
+//! A lane is authoritative for what it has settled until its partition is closed here; what it says afterwards is not
+//! heard, because its number is no longer known.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use tokio::runtime::Handle;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+use super::LaneId;
+use super::budget::{Budget, Limits, Pressure};
+use super::lane::{Inlet, Report, Reporter, Spawn, Stop};
+use super::offsets::Offsets;
+use crate::Record;
+
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Partition {
+    pub(crate) topic: Arc<str>,
+    pub(crate) number: i32,
+}
+
+/// An offset to commit for a partition: that of the next record to read.
+pub(crate) type Commit = (Partition, i64);
+
+/// A lane ended without being asked to: its partition would stand still unseen.
+#[derive(Debug)]
+pub(crate) struct Died(pub(crate) Partition);
+
+/// What became of a record that librdkafka handed out.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Handed {
+    Flows,
+    /// Pause its partition.
+    Pause,
+    /// Its partition is not ours (any more); it is dropped, and its owner reads it.
+    NotOurs,
+}
+
+struct Lane {
+    id: LaneId,
+    records: mpsc::UnboundedSender<Record>,
+    stop: watch::Sender<bool>,
+    task: JoinHandle<()>,
+    life: Life,
+    offsets: Offsets,
+    /// The group's committed offset when the partition came; none was committed.
+    started: Option<i64>,
+    /// The offset last given to Kafka to commit.
+    requested: Option<i64>,
+    /// The offset that Kafka said is committed.
+    acknowledged: Option<i64>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Life {
+    Runs,
+    Stopping,
+    Ended,
+}
+
+pub(crate) struct Assignment {
+    handle: Handle,
+    spawn: Spawn,
+    reports: Receiver<Report>,
+    reporter: Sender<Report>,
+    lanes: BTreeMap<Partition, Lane>,
+    partitions: HashMap<LaneId, Partition>,
+    topics: HashMap<String, Arc<str>>,
+    budget: Budget,
+    opened: u64,
+    stragglers: Vec<JoinHandle<()>>,
+}
+
+impl Assignment {
+    pub(crate) fn new(handle: Handle, spawn: Spawn, limits: Limits) -> Self {
+        let (reporter, reports) = channel();
+        Self {
+            handle,
+            spawn,
+            reports,
+            reporter,
+            lanes: BTreeMap::new(),
+            partitions: HashMap::new(),
+            topics: HashMap::new(),
+            budget: Budget::new(limits),
+            opened: 0,
+            stragglers: Vec::new(),
+        }
+    }
+
+    /// One shared name for each topic.
+    pub(crate) fn topic(&mut self, topic: &str) -> Arc<str> {
+        if let Some(shared) = self.topics.get(topic) {
+            return Arc::clone(shared);
+        }
+        let shared: Arc<str> = topic.into();
+        self.topics.insert(topic.to_owned(), Arc::clone(&shared));
+        shared
+    }
+
+    /// A partition was assigned, with what the group has committed for it.
+    pub(crate) fn open(&mut self, partition: Partition, started: Option<i64>) {
+        self.opened += 1;
+        let id = LaneId(self.opened);
+        let (records, from_poll) = mpsc::unbounded_channel();
+        let (stop, stop_seen) = watch::channel(false);
+        let inlet = Inlet {
+            records: from_poll,
+            stop: Stop(stop_seen),
+            reporter: Reporter { lane: id, reports: self.reporter.clone() },
+        };
+        let task = self.handle.spawn((self.spawn)(inlet));
+        let offsets = Offsets::default();
+        let lane = Lane {
+            id,
+            records,
+            stop,
+            task,
+            life: Life::Runs,
+            offsets,
+            started,
+            requested: None,
+            acknowledged: None,
+        };
+        self.partitions.insert(id, partition.clone());
+        self.lanes.insert(partition, lane);
+    }
+
+    /// A record goes to its lane.
+    pub(crate) fn hand(&mut self, record: Record, partition: &Partition) -> Handed {
+        let Some(lane) = self.lanes.get_mut(partition).filter(|lane| lane.life == Life::Runs) else {
+            return Handed::NotOurs;
+        };
+        let (offset, bytes) = (record.offset(), record.size());
+        // A lane that has ended by itself is found when its report is read.
+        if lane.records.send(record).is_err() {
+            return Handed::NotOurs;
+        }
+        lane.offsets.handed(offset);
+        match self.budget.handed(lane.id, bytes) {
+            Pressure::Flows => Handed::Flows,
+            Pressure::Pause => Handed::Pause,
+        }
+    }
+
+    /// Reads what the lanes have reported.
+    pub(crate) fn collect(&mut self) -> Result<(), Died> {
+        // Never disconnected: we hold a sender ourselves.
+        while let Ok(report) = self.reports.try_recv() {
+            self.hear(report)?;
+        }
+        self.stragglers.retain(|straggler| !straggler.is_finished());
+        Ok(())
+    }
+
+    fn hear(&mut self, report: Report) -> Result<(), Died> {
+        match report {
+            Report::Settled { lane: id, offset, bytes } => {
+                self.budget.settled(id, bytes);
+                if let Some(lane) =
+                    self.partitions.get(&id).and_then(|partition| self.lanes.get_mut(partition))
+                {
+                    lane.offsets.settled(offset);
+                }
+            }
+            Report::Ended { lane: id } => {
+                let Some(partition) = self.partitions.get(&id) else { return Ok(()) };
+                if let Some(lane) = self.lanes.get_mut(partition) {
+                    let before = std::mem::replace(&mut lane.life, Life::Ended);
+                    if before == Life::Runs {
+                        return Err(Died(partition.clone()));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the paused partitions that may flow again.
+    pub(crate) fn resume(&mut self) -> Vec<Partition> {
+        self.budget.resume().into_iter().filter_map(|id| self.partitions.get(&id).cloned()).collect()
+    }
+
+    /// What should be committed and was not asked for yet; it counts as asked for from here on.
+    pub(crate) fn due(&mut self) -> Vec<Commit> {
+        let mut due = Vec::new();
+        for (partition, lane) in &mut self.lanes {
+            if let Some(offset) = lane.offsets.to_commit().filter(|offset| lane.requested != Some(*offset)) {
+                lane.requested = Some(offset);
+                due.push((partition.clone(), offset));
+            }
+        }
+        due
+    }
+
+    /// Kafka has committed this offset.
+    pub(crate) fn committed(&mut self, partition: &Partition, offset: i64) {
+        if let Some(lane) = self.lanes.get_mut(partition) {
+            lane.acknowledged = Some(offset);
+        }
+    }
+
+    /// A commit failed or was never answered: everything that is not acknowledged is due again.
+    pub(crate) fn commit_failed(&mut self) {
+        for lane in self.lanes.values_mut() {
+            lane.requested = lane.acknowledged;
+        }
+    }
+
+    /// Whether Kafka has acknowledged everything that is settled.
+    pub(crate) fn all_committed(&self) -> bool {
+        self.lanes.values().all(|lane| lane.offsets.to_commit() == lane.acknowledged)
+    }
+
+    /// Every partition that is open.
+    pub(crate) fn all(&self) -> Vec<Partition> {
+        self.lanes.keys().cloned().collect()
+    }
+
+    /// Where reading of a partition goes on; none if nothing was committed and nothing read.
+    pub(crate) fn read_to(&self, partition: &Partition) -> Option<i64> {
+        let lane = self.lanes.get(partition)?;
+        lane.offsets.read_to().or(lane.started)
+    }
+
+    /// Asks lanes to finish the record in hand and to end. Waits for them until the deadline.
+    pub(crate) fn stop(&mut self, partitions: &[Partition], deadline: Instant) {
+        for partition in partitions {
+            if let Some(lane) = self.lanes.get_mut(partition).filter(|lane| lane.life == Life::Runs) {
+                lane.life = Life::Stopping;
+                lane.stop.send_replace(true);
+            }
+        }
+        while self.any_running(partitions) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let Ok(report) = self.reports.recv_timeout(left) else { return };
+            if let Err(Died(partition)) = self.hear(report) {
+                // It is being closed with everything else, or found again by the next look.
+                tracing::error!(topic = %partition.topic, partition = partition.number, "a lane ended by itself");
+            }
+        }
+    }
+
+    fn any_running(&self, partitions: &[Partition]) -> bool {
+        partitions
+            .iter()
+            .filter_map(|partition| self.lanes.get(partition))
+            .any(|lane| lane.life != Life::Ended)
+    }
+
+    /// Forgets partitions. Gives what is settled and not known to be committed, and keeps the tasks that still run.
+    pub(crate) fn close(&mut self, partitions: &[Partition]) -> Vec<Commit> {
+        let mut settled = Vec::new();
+        for partition in partitions {
+            let Some(lane) = self.lanes.remove(partition) else { continue };
+            self.partitions.remove(&lane.id);
+            self.budget.closed(lane.id);
+            if let Some(offset) = lane.offsets.to_commit().filter(|offset| lane.acknowledged != Some(*offset))
+            {
+                settled.push((partition.clone(), offset));
+            }
+            if lane.life != Life::Ended {
+                lane.stop.send_replace(true);
+                self.stragglers.push(lane.task);
+            }
+        }
+        settled
+    }
+
+    /// The tasks of closed partitions that have not ended.
+    pub(crate) fn take_stragglers(&mut self) -> Vec<JoinHandle<()>> {
+        std::mem::take(&mut self.stragglers)
+    }
+}

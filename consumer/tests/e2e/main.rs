@@ -1,0 +1,14 @@
+//! The consumer kit on a real Postgres and a real Kafka: `DATABASE_URL` and `KAFKA_BROKERS` say where.
+//!
+//! Each test has a database and topics of its own and a hard time-out. Tests wait on signals or ask boundedly for a state
+//! ([`fixture::eventually`]); they never wait for time to pass.
+
+mod failure;
+mod fixture;
+mod inbox;
+mod proxy;
+mod rebalance;
+mod runtime;
+mod shutdown;
+mod start;
+mod wire;

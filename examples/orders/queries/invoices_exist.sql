@@ -1,0 +1,1 @@
+SELECT FROM billing.invoice LIMIT 0

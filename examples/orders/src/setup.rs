@@ -1,0 +1,82 @@
+//! `orders setup`: both migration lines, the example's tables, the topic. Each may be there already.
+
+use std::time::Duration;
+
+use baton_migrations::{migrate_inbox, migrate_outbox};
+use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
+use rdkafka::client::DefaultClientContext;
+use rdkafka::config::ClientConfig;
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+
+use crate::{TOPIC, database};
+
+/// Enough for a few consumers to share the work.
+const PARTITIONS: i32 = 6;
+
+/// How long the brokers may take.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What could not be set up.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// No connection, or the tables cannot be made.
+    #[error(transparent)]
+    Database(#[from] database::Error),
+    /// A migration failed.
+    #[error("cannot migrate the database")]
+    Migrate(#[from] baton_migrations::Error),
+    /// The brokers cannot be used.
+    #[error(
+        "cannot reach Kafka at {brokers} (from KAFKA_BROKERS); does it run there, and are host and port right"
+    )]
+    Kafka {
+        /// Where it was looked for.
+        brokers: String,
+        /// What librdkafka said.
+        source: KafkaError,
+    },
+    /// The brokers do not make the topic.
+    #[error("Kafka refuses to create topic {TOPIC}: {code}")]
+    Topic {
+        /// The reason.
+        code: RDKafkaErrorCode,
+    },
+}
+
+/// Whether the topic had to be made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Topic {
+    /// It was made, with six partitions.
+    Made,
+    /// It was there.
+    WasThere,
+}
+
+/// Sets everything up.
+///
+/// # Errors
+/// When the database or the brokers cannot be used. What was done until then stays; run it again.
+pub async fn run(database_url: &str, brokers: &str) -> Result<Topic, Error> {
+    let mut connection = database::connect(&database::options(database_url)?).await?;
+    migrate_outbox(&mut connection, None, None).await?;
+    migrate_inbox(&mut connection).await?;
+    sqlx::raw_sql(include_str!("../queries/tables_create.sql")).execute(&mut connection).await.map_err(
+        |source| database::Error::Statement { operation: "create the tables of the example", source },
+    )?;
+    create_topic(brokers).await
+}
+
+async fn create_topic(brokers: &str) -> Result<Topic, Error> {
+    let failed = |source| Error::Kafka { brokers: brokers.to_owned(), source };
+    let admin: AdminClient<DefaultClientContext> =
+        ClientConfig::new().set("bootstrap.servers", brokers).create().map_err(failed)?;
+    // Minus one: as many replicas as the brokers make by default.
+    let topic = NewTopic::new(TOPIC, PARTITIONS, TopicReplication::Fixed(-1));
+    let options = AdminOptions::new().request_timeout(Some(PATIENCE)).operation_timeout(Some(PATIENCE));
+    let answers = admin.create_topics([&topic], &options).await.map_err(failed)?;
+    match answers.into_iter().next() {
+        None | Some(Ok(_)) => Ok(Topic::Made),
+        Some(Err((_, RDKafkaErrorCode::TopicAlreadyExists))) => Ok(Topic::WasThere),
+        Some(Err((_, code))) => Err(Error::Topic { code }),
+    }
+}

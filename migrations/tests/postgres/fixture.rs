@@ -1,0 +1,114 @@
+//! A database for each test, dropped at its end whatever happened in it.
+
+use std::panic::{AssertUnwindSafe, resume_unwind};
+use std::str::FromStr as _;
+use std::time::Duration;
+
+use baton_migrations::{migrate_inbox, migrate_outbox};
+use futures_util::FutureExt as _;
+use sqlx::postgres::PgConnectOptions;
+use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection};
+
+/// An empty database of a test's own.
+pub(crate) struct Database {
+    options: PgConnectOptions,
+    pub(crate) name: String,
+}
+
+/// Runs a test on an empty database, for at most a minute.
+pub(crate) async fn empty(test: impl AsyncFnOnce(&Database)) {
+    with_options("", test).await;
+}
+
+/// Runs a test on a database with an outbox of 8 shards.
+pub(crate) async fn outbox(test: impl AsyncFnOnce(&Database)) {
+    empty(async |db| {
+        migrate_outbox(&mut db.connect().await, None, None).await.expect("migrate outbox");
+        test(db).await;
+    })
+    .await;
+}
+
+/// Runs a test on a database with an inbox.
+pub(crate) async fn inbox(test: impl AsyncFnOnce(&Database)) {
+    empty(async |db| {
+        migrate_inbox(&mut db.connect().await).await.expect("migrate inbox");
+        test(db).await;
+    })
+    .await;
+}
+
+/// Runs a test on an empty database made with these options of `CREATE DATABASE`.
+pub(crate) async fn with_options(create: &str, test: impl AsyncFnOnce(&Database)) {
+    let url = std::env::var("DATABASE_URL")
+        .expect("DATABASE_URL says where a Postgres is; cargo xtask env prints it");
+    let options = PgConnectOptions::from_str(&url).expect("DATABASE_URL is a Postgres address");
+    let mut admin = PgConnection::connect_with(&options).await.expect("connect to DATABASE_URL");
+    let name = format!("baton_migrations_{:016x}", fastrand::u64(..));
+    admin
+        .execute(AssertSqlSafe(format!("CREATE DATABASE {name} {create}")))
+        .await
+        .expect("create a database");
+
+    let database = Database { options: options.database(&name), name: name.clone() };
+    let test = AssertUnwindSafe(test(&database)).catch_unwind();
+    let outcome = tokio::time::timeout(Duration::from_secs(60), test).await;
+
+    admin
+        .execute(AssertSqlSafe(format!("DROP DATABASE {name} WITH (FORCE)")))
+        .await
+        .expect("drop the database");
+    if let Err(panic) = outcome.expect("a test takes at most a minute") {
+        resume_unwind(panic);
+    }
+}
+
+impl Database {
+    pub(crate) async fn connect(&self) -> PgConnection {
+        PgConnection::connect_with(&self.options).await.expect("connect to the test's database")
+    }
+
+    /// A connection of a new login role that is in a group role and nothing else. Call [`Login::drop_role`] at the end.
+    pub(crate) async fn login(&self, attributes: &str) -> Login {
+        let role = format!("baton_test_{:016x}", fastrand::u64(..));
+        let mut admin = self.connect().await;
+        let create = format!("CREATE ROLE {role} LOGIN PASSWORD 'correct horse' {attributes}");
+        admin.execute(AssertSqlSafe(create)).await.expect("create a login role");
+        let options = self.options.clone().username(&role).password("correct horse");
+        let connection = PgConnection::connect_with(&options).await.expect("connect as the login role");
+        Login { connection, role }
+    }
+}
+
+/// A connection as a role of its own.
+pub(crate) struct Login {
+    pub(crate) connection: PgConnection,
+    pub(crate) role: String,
+}
+
+impl Login {
+    /// Removes the role, which belongs to the whole cluster.
+    pub(crate) async fn drop_role(self, db: &Database) {
+        self.connection.close().await.expect("close");
+        let mut admin = db.connect().await;
+        for statement in ["REASSIGN OWNED BY {} TO CURRENT_USER", "DROP OWNED BY {}", "DROP ROLE {}"] {
+            let statement = statement.replace("{}", &self.role);
+            admin.execute(AssertSqlSafe(statement)).await.expect("drop the login role");
+        }
+    }
+}
+
+/// The error code and constraint with which Postgres refuses a statement.
+pub(crate) async fn refusal(connection: &mut PgConnection, sql: &str) -> (String, Option<String>) {
+    let error = connection.execute(AssertSqlSafe(sql)).await.expect_err("the statement should be refused");
+    let error = error.into_database_error().expect("refused by the database");
+    (error.code().expect("a code").into_owned(), error.constraint().map(str::to_owned))
+}
+
+/// One value of a query.
+pub(crate) async fn value<T>(connection: &mut PgConnection, sql: &'static str) -> T
+where
+    T: Send + Unpin + for<'r> sqlx::Decode<'r, sqlx::Postgres> + sqlx::Type<sqlx::Postgres>,
+{
+    sqlx::query_scalar(sql).fetch_one(connection).await.expect(sql)
+}

@@ -1,0 +1,169 @@
+//! Who may do what.
+
+use baton_migrations::{Error, Line, State, check, migrate_outbox};
+use baton_outbox::Message;
+use sqlx::{Connection as _, Executor as _, PgConnection};
+
+use crate::fixture::{self, refusal, value};
+
+const DENIED: &str = "42501";
+
+#[tokio::test]
+async fn a_producer_enqueues_in_every_way() {
+    fixture::outbox(async |db| {
+        let mut producer = db.login("IN ROLE baton_producer").await;
+        let c = &mut producer.connection;
+
+        c.execute("INSERT INTO outbox.message (topic, key, payload) VALUES ('t', 'k', '1')").await.unwrap();
+        let all = "INSERT INTO outbox.message (topic, key, payload, headers, type, idempotency_key, id)
+                   VALUES ('t', 'k', '1', '{}', 'y', 'i', gen_random_uuid()) RETURNING id";
+        sqlx::query_scalar::<_, sqlx::types::Uuid>(all).fetch_one(&mut *c).await.unwrap();
+        c.execute("SELECT outbox.enqueue('t', 'k', '{}')").await.unwrap();
+        let mut copy = c.copy_in_raw("COPY outbox.message (topic, key, payload) FROM STDIN").await.unwrap();
+        copy.send(&b"t\tk1\t\\\\x00\nt\tk2\t\\N\n"[..]).await.unwrap();
+        assert_eq!(copy.finish().await.unwrap(), 2);
+        let message = Message::builder("t").key("k").header("h", "v").bytes(*b"1");
+        let mut tx = c.begin().await.unwrap();
+        baton_outbox::enqueue(&mut tx, &message).await.unwrap();
+        baton_outbox::enqueue_all(&mut tx, &[message.clone(), message]).await.unwrap();
+        tx.commit().await.unwrap();
+        let ids: i64 = value(&mut *c, "SELECT count(DISTINCT id) FROM outbox.message").await;
+        assert_eq!(ids, 8);
+
+        producer.drop_role(db).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_producer_can_do_nothing_else() {
+    fixture::outbox(async |db| {
+        let mut producer = db.login("IN ROLE baton_producer").await;
+        let c = &mut producer.connection;
+        for sql in [
+            "SELECT payload FROM outbox.message",
+            "SELECT * FROM outbox.message",
+            "SELECT position FROM outbox.message",
+            "SELECT topic FROM outbox.message_0",
+            "INSERT INTO outbox.message (topic) VALUES ('t') RETURNING position",
+            "INSERT INTO outbox.message (topic, xid) VALUES ('t', '3')",
+            "INSERT INTO outbox.message (topic, position) OVERRIDING SYSTEM VALUE VALUES ('t', 1)",
+            "INSERT INTO outbox.message (topic, slot) VALUES ('t', 1)",
+            "INSERT INTO outbox.message (topic, created_at) VALUES ('t', now())",
+            "INSERT INTO outbox.message_0 (topic) VALUES ('t')",
+            "UPDATE outbox.message SET topic = 'u'",
+            "DELETE FROM outbox.message",
+            "TRUNCATE outbox.message",
+            "SELECT FROM outbox.cursor",
+            "SELECT FROM outbox.settings",
+            "UPDATE outbox.shard SET generation = 9",
+            "SELECT FROM outbox._migrations",
+            "SELECT nextval(pg_get_serial_sequence('outbox.message', 'position'))",
+            "CREATE TABLE outbox.mine ()",
+        ] {
+            assert_eq!(refusal(c, sql).await.0, DENIED, "{sql}");
+        }
+        // generated_always: nobody may, whatever the privileges.
+        assert_eq!(refusal(c, "INSERT INTO outbox.message (topic, shard) VALUES ('t', 1)").await.0, "428C9");
+        assert_eq!(
+            refusal(c, "INSERT INTO outbox.message (topic, position) VALUES ('t', 1)").await.0,
+            "428C9"
+        );
+        producer.drop_role(db).await;
+    })
+    .await;
+}
+
+/// Every privilege of every group role, as `role table: privileges`, columns in brackets.
+const OUTBOX_GRANTS: &str = "";
+const INBOX_GRANTS: &str = "";
+
+async fn grants(c: &mut PgConnection, schema: &str) -> String {
+    let rows: Vec<String> = sqlx::query_scalar(
+        "SELECT role || ' ' || name || ': ' || string_agg(privilege, ' ' ORDER BY privilege)
+         FROM (SELECT a.grantee::regrole::text AS role, c.relname AS name, a.privilege_type AS privilege
+               FROM pg_class c, aclexplode(c.relacl) a
+               WHERE c.relnamespace = $1::regnamespace
+               UNION ALL
+               SELECT a.grantee::regrole::text, c.relname, a.privilege_type || '(' || string_agg(t.attname, ',' ORDER BY t.attnum) || ')'
+               FROM pg_class c JOIN pg_attribute t ON t.attrelid = c.oid, aclexplode(t.attacl) a
+               WHERE c.relnamespace = $1::regnamespace
+               GROUP BY a.grantee, c.relname, a.privilege_type) granted
+         WHERE role LIKE 'baton\\_%'
+         GROUP BY role, name ORDER BY role, name",
+    )
+    .bind(schema)
+    .fetch_all(c)
+    .await
+    .unwrap();
+    rows.join("\n")
+}
+
+#[tokio::test]
+async fn the_group_roles_have_exactly_these_privileges() {
+    fixture::outbox(async |db| {
+        let mut c = db.connect().await;
+        baton_migrations::migrate_inbox(&mut c).await.unwrap();
+        assert_eq!(grants(&mut c, "outbox").await, OUTBOX_GRANTS);
+        assert_eq!(grants(&mut c, "inbox").await, INBOX_GRANTS);
+        let logins: i64 = value(
+            &mut c,
+            "SELECT count(*) FROM pg_roles WHERE rolcanlogin AND rolname IN
+             ('baton_producer', 'baton_relay', 'baton_consumer', 'baton_operator', 'baton_readonly')",
+        )
+        .await;
+        assert_eq!(logins, 0);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn every_role_of_a_service_can_check_the_state_and_a_stranger_is_told_what_is_missing() {
+    fixture::outbox(async |db| {
+        for group in ["baton_relay", "baton_operator", "baton_readonly"] {
+            let mut login = db.login(&format!("IN ROLE {group}")).await;
+            assert_eq!(check(&mut login.connection, Line::Outbox).await.unwrap(), State::Current, "{group}");
+            login.drop_role(db).await;
+        }
+        let mut stranger = db.login("").await;
+        let error = check(&mut stranger.connection, Line::Outbox).await.unwrap_err();
+        assert!(matches!(error, Error::Denied { doing: "read", .. }), "{error}");
+        stranger.drop_role(db).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn migrating_a_restored_database_brings_its_grants_back() {
+    fixture::outbox(async |db| {
+        let mut c = db.connect().await;
+        let before = grants(&mut c, "outbox").await;
+        // As after a restore with --no-privileges, or into a cluster that has no such roles.
+        c.execute("REVOKE ALL ON ALL TABLES IN SCHEMA outbox FROM baton_producer, baton_relay, baton_operator, baton_readonly")
+            .await
+            .unwrap();
+        c.execute("REVOKE ALL ON SCHEMA outbox FROM baton_producer, baton_relay, baton_operator, baton_readonly")
+            .await
+            .unwrap();
+        let applied = migrate_outbox(&mut c, None, None).await.unwrap();
+        assert_eq!(applied.roles, ["baton_producer", "baton_relay", "baton_operator", "baton_readonly"]);
+        assert_eq!(grants(&mut c, "outbox").await, before);
+        assert_eq!(migrate_outbox(&mut c, None, None).await.unwrap().roles, Vec::<String>::new());
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn producers_enqueue_where_public_may_not_execute_functions() {
+    fixture::empty(async |db| {
+        let mut admin = db.connect().await;
+        admin.execute("ALTER DEFAULT PRIVILEGES REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC").await.unwrap();
+        migrate_outbox(&mut admin, None, None).await.unwrap();
+        let mut producer = db.login("IN ROLE baton_producer").await;
+        let message = Message::builder("t").key("k").header("h", "v").bytes(*b"1");
+        baton_outbox::enqueue(&mut producer.connection, &message).await.unwrap();
+        producer.connection.execute("SELECT outbox.enqueue('t', 'k', '{}')").await.unwrap();
+        producer.drop_role(db).await;
+    })
+    .await;
+}

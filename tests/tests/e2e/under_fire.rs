@@ -1,0 +1,226 @@
+//! The run that counts: twelve writers, three relays, and everything killed while they work.
+//!
+//! ```text
+//! writers ══════════════════════════════════════════════════════╗ stop
+//! relays   ×  ×   ×  ×  ×   ×  (SIGKILL at random, started anew) ╬══ all up ══▶ until empty ─▶ verdict
+//! broker          ╳ killed ── 15 s ── started                    ║
+//! Postgres                                ╳ children killed      ║
+//! ```
+//!
+//! The table at the end is the truth: with `synchronous_commit = off` a crash takes commits back, and what is on the topic
+//! but no more in the table is a phantom. The same story with a bug planted into the relays must be found guilty.
+//! `BATON_TEST_SEED` repeats a seed.
+
+use std::time::Duration;
+
+use baton_tests::ledger::Findings;
+use baton_tests::workload::{self, Done, Workload, Writers};
+use baton_tests::{
+    Harness, Launch, Load, Outcome, OwnStack, Process, Schema, Site, eventually, fail, figure, lasts, program,
+    test,
+};
+use fastrand::Rng;
+
+#[test]
+fn nothing_is_lost_forged_or_reordered_while_relays_broker_and_database_are_killed() {
+    test(Duration::from_secs(240), Load::Alone, async |harness: &mut Harness| {
+        let mut story = Story::begin(harness, Relays::Shipped, true).await?;
+        story.chaos(Duration::from_secs(12)).await?;
+        story.broker_away(Duration::from_secs(15)).await?;
+        story.chaos(Duration::from_secs(4)).await?;
+        let killed = story.stack.crash_postgres()?;
+        story.chaos(Duration::from_secs(8)).await?;
+        let end = story.end().await?;
+        end.report("must show 4", &format!("broker away 15 s, {killed} Postgres processes killed"));
+
+        assert!(end.findings.wire_is_right(), "{}", end.findings);
+        assert!(end.findings.committed >= 10_000, "too few to mean something: {}", end.findings);
+        assert!(end.late >= 50, "only {} were late", end.late);
+        Ok(())
+    });
+}
+
+#[test]
+fn a_naive_cursor_planted_into_the_relay_is_found_to_lose_messages() {
+    test(Duration::from_secs(150), Load::Alone, async |harness: &mut Harness| {
+        let mut story = Story::begin(harness, Relays::Planted("naive-cursor"), false).await?;
+        story.chaos(Duration::from_secs(8)).await?;
+        let end = story.end_without_verdict_of_its_own().await?;
+        end.report("must show 4, naive cursor planted", "");
+        assert!(!end.findings.lost.is_empty(), "nothing lost: {}", end.findings);
+        Ok(())
+    });
+}
+
+#[test]
+fn a_finite_message_timeout_planted_into_the_relay_is_found_to_reorder_messages() {
+    test(Duration::from_secs(180), Load::Alone, async |harness: &mut Harness| {
+        let mut story = Story::begin(harness, Relays::Planted("finite-message-timeout"), false).await?;
+        lasts("some load", Duration::from_secs(2)).await;
+        story.broker_away_without_chaos(Duration::from_secs(15)).await?;
+        lasts("some load", Duration::from_secs(2)).await;
+        let end = story.end_without_verdict_of_its_own().await?;
+        end.report("must show 4, finite message.timeout.ms planted", "");
+        assert!(!end.findings.out_of_order.is_empty(), "nothing out of order: {}", end.findings);
+        Ok(())
+    });
+}
+
+/// Which program publishes.
+#[derive(Debug, Clone, Copy)]
+enum Relays {
+    /// `baton relay`.
+    Shipped,
+    /// One with a bug.
+    Planted(&'static str),
+}
+
+struct Story {
+    stack: OwnStack,
+    site: Site,
+    topic: String,
+    writers: Writers,
+    kind: Relays,
+    relays: Vec<Process>,
+    random: Rng,
+    seed: u64,
+    kills: u32,
+}
+
+struct End {
+    findings: Findings,
+    late: usize,
+    done: Done,
+    kills: u32,
+    seed: u64,
+}
+
+impl Story {
+    async fn begin(harness: &mut Harness, kind: Relays, asynchronous: bool) -> Outcome<Self> {
+        let seed = match std::env::var("BATON_TEST_SEED") {
+            Ok(seed) => seed.parse()?,
+            Err(_) => fastrand::u64(..1_000_000),
+        };
+        println!("seed {seed}");
+        let stack = OwnStack::up().await?;
+        let site = harness.site_at(stack.place(), Schema::Both { shards: 8 }).await?;
+        let topic = site.topic("fire", 3).await?;
+        let writers = Workload { asynchronous, ..Workload::new(seed, &topic) }.start(&site).await?;
+        let mut story = Self {
+            stack,
+            site,
+            topic,
+            writers,
+            kind,
+            relays: Vec::new(),
+            random: Rng::with_seed(seed),
+            seed,
+            kills: 0,
+        };
+        for number in 0..3 {
+            let relay = story.relay(&format!("relay-{number}"))?.start()?;
+            story.relays.push(relay);
+        }
+        Ok(story)
+    }
+
+    fn relay(&self, owner: &str) -> Outcome<Launch> {
+        match self.kind {
+            Relays::Shipped => self.site.relay(owner),
+            Relays::Planted(plant) => {
+                let launch = self.site.launch(owner, program("planted_relay")?).arg(plant);
+                Ok(self.site.as_relay(launch, owner))
+            }
+        }
+    }
+
+    /// Kills a relay every one to three seconds and starts it anew, by the same name or by another.
+    async fn chaos(&mut self, period: Duration) -> Outcome {
+        let mut left = period;
+        while !left.is_zero() {
+            let pause = Duration::from_millis(self.random.u64(1000..3000)).min(left);
+            left -= pause;
+            lasts("load between two kills", pause).await;
+            let victim = self.random.usize(..self.relays.len());
+            self.relays[victim].kill().await?;
+            self.kills += 1;
+            let owner = if self.random.bool() {
+                format!("relay-{victim}")
+            } else {
+                format!("relay-{victim}-{}", self.kills)
+            };
+            self.relays[victim] = self.relay(&owner)?.start()?;
+        }
+        Ok(())
+    }
+
+    async fn broker_away(&mut self, period: Duration) -> Outcome {
+        self.stack.kill_broker().await?;
+        self.chaos(period).await?;
+        self.stack.repair().await
+    }
+
+    async fn broker_away_without_chaos(&mut self, period: Duration) -> Outcome {
+        self.stack.kill_broker().await?;
+        lasts("the broker's absence", period).await;
+        self.stack.repair().await
+    }
+
+    /// Lets all heal, drains with a fourth relay that ends by itself, and judges.
+    async fn end(mut self) -> Outcome<End> {
+        let done = self.writers.stop().await?;
+        for (number, relay) in self.relays.iter_mut().enumerate() {
+            if let Some(status) = relay.try_exited()? {
+                fail!("relay {number} ended by itself with {status}: {}", relay.stderr());
+            }
+        }
+        let last = self.site.baton(&["relay", "--until-empty"])?.env("BATON_LEASE__TTL", "3s");
+        last.finish(Duration::from_secs(90)).await?.success()?;
+        for relay in &mut self.relays {
+            relay.ask_to_end()?;
+        }
+        for relay in &mut self.relays {
+            let status = relay.exited(Duration::from_secs(20)).await?;
+            assert!(status.success(), "{} drained with {status}", relay.name());
+        }
+        judge(&self.site, &self.topic, done, self.kills, self.seed).await
+    }
+
+    /// The same for relays that are wrong, and may think that they are done when they are not: waits until the topic has
+    /// not grown for three seconds.
+    async fn end_without_verdict_of_its_own(self) -> Outcome<End> {
+        let done = self.writers.stop().await?;
+        let mut last = (0, tokio::time::Instant::now());
+        eventually("the topic to stop growing", Duration::from_secs(60), async || {
+            let count = self.site.kafka().count(&self.topic).await?;
+            if count != last.0 {
+                last = (count, tokio::time::Instant::now());
+            }
+            if last.1.elapsed() < Duration::from_secs(3) {
+                fail!("{count} records, grown {:?} ago", last.1.elapsed());
+            }
+            Ok(())
+        })
+        .await?;
+        drop(self.relays);
+        judge(&self.site, &self.topic, done, self.kills, self.seed).await
+    }
+}
+
+async fn judge(site: &Site, topic: &str, done: Done, kills: u32, seed: u64) -> Outcome<End> {
+    let truth = workload::truth(site, topic).await?;
+    let records = site.kafka().records(topic).await?;
+    let (findings, late) = workload::judge(&truth, &records);
+    Ok(End { findings, late, done, kills, seed })
+}
+
+impl End {
+    fn report(&self, what: &str, more: &str) {
+        let Done { commits, rollbacks, broken } = self.done;
+        figure(&format!(
+            "{what} (seed {}): {}; {} late; {} relays killed; {commits} commits, {rollbacks} rollbacks, {broken} \
+             broken; {more}",
+            self.seed, self.findings, self.late, self.kills
+        ));
+    }
+}
