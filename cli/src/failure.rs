@@ -37,7 +37,7 @@ impl Failure {
             // One form for a log collector, whether or not RUST_LOG lets it through.
             LogFormat::Json if tracing::enabled!(tracing::Level::ERROR) => tracing::error!("{message}"),
             LogFormat::Json => {
-                eprintln!("{}", serde_json::json!({"level": "ERROR", "fields": {"message": message}}))
+                eprintln!("{}", serde_json::json!({"level": "ERROR", "fields": {"message": message}}));
             }
             LogFormat::Human => eprintln!("error: {message}"),
         }

@@ -8,6 +8,7 @@
 use std::io::Read as _;
 use std::net::TcpListener;
 use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection};
@@ -40,6 +41,8 @@ fn refuses(code: i32, command: &mut Command, words: &[&str]) {
     assert!(!stderr.contains("panicked"), "{stderr}");
 }
 
+static COUNT: AtomicU32 = AtomicU32::new(0);
+
 /// A database of the shared server, dropped in the end.
 struct Scratch {
     server: String,
@@ -51,12 +54,7 @@ impl Scratch {
     fn new() -> Self {
         let server = std::env::var("DATABASE_URL")
             .expect("DATABASE_URL is not set: run the tests with `cargo xtask test`");
-        let random = std::process::id();
-        let name = format!(
-            "baton_cli_{random}_{}",
-            std::thread::current().name().unwrap().rsplit("::").next().unwrap()
-        );
-        let name = name.chars().take(63).collect::<String>();
+        let name = format!("baton_cli_{}_{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         execute(&server, &format!("DROP DATABASE IF EXISTS \"{name}\" WITH (FORCE)"));
         execute(&server, &format!("CREATE DATABASE \"{name}\""));
         let (address, _) = server.rsplit_once('/').unwrap();
@@ -279,7 +277,7 @@ fn sigterm_ends_a_relay_that_is_still_starting_with_0() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("postgres://app:{SECRET}@{}/x", silent.local_addr().unwrap());
     let mut command = baton(&["relay"]);
-    command.env("DATABASE_URL", &url).env("KAFKA_BROKERS", "127.0.0.1:1").stderr(Stdio::piped());
+    command.env("DATABASE_URL", &url).env("KAFKA_BROKERS", "127.0.0.1:1").stdout(Stdio::null()).stderr(Stdio::piped());
     let relay = command.spawn().unwrap();
     let (mut connection, _) = silent.accept().unwrap();
     // Its first bytes: it is past the point where it set up its signal handlers.

@@ -123,7 +123,7 @@ impl Consumer {
     /// Reads until `shutdown` is ready. Then records in hand are finished, at most until the drain deadline, offsets are
     /// committed, and the consumer leaves its group.
     ///
-    /// Returns at the latest about 16 s after the drain deadline, whatever the brokers do.
+    /// Returns at the latest about 25 s after the drain deadline, whatever the brokers do; usually at once.
     ///
     /// # Errors
     ///

@@ -28,6 +28,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use rdkafka::ClientConfig;
 use rdkafka::config::{FromClientConfigAndContext, RDKafkaLogLevel};
 use rdkafka::consumer::BaseConsumer;
@@ -124,10 +125,8 @@ impl Running {
         for straggler in &drained.stragglers {
             straggler.abort();
         }
-        for straggler in drained.stragglers {
-            if timeout(CANCEL_PATIENCE, straggler).await.is_err() {
-                tracing::error!("a handler blocks its thread and cannot be cancelled; it must not block");
-            }
+        if timeout(CANCEL_PATIENCE, join_all(drained.stragglers)).await.is_err() {
+            tracing::error!("a handler blocks its thread and cannot be cancelled; it must not block");
         }
         if timeout(CLOSE_PATIENCE, self.closed).await.is_err() {
             tracing::warn!(

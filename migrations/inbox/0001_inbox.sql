@@ -3,10 +3,11 @@
 CREATE SCHEMA IF NOT EXISTS inbox;
 
 -- One row is one piece of work of one consumer. In transactional mode the row, the handler's effects and the completion
--- commit together, so others only ever see `done` or `dead`; `in_progress` is seen in leased mode.
+-- commit together, so others only ever see `done` or `dead`; `in_progress` is seen in leased mode. The limits: a consumer is
+-- part of a topic's name; a scope holds a topic of 249 and a type of 1 KiB; the three together fit an index row of 2704.
 CREATE TABLE inbox.message (
-    consumer      text COLLATE "C" NOT NULL CONSTRAINT consumer_from_1_byte_to_1_kib CHECK (octet_length(consumer) BETWEEN 1 AND 1024),
-    scope         text COLLATE "C" NOT NULL CONSTRAINT scope_at_most_1_kib CHECK (octet_length(scope) <= 1024),
+    consumer      text COLLATE "C" NOT NULL CONSTRAINT consumer_from_1_to_249_bytes CHECK (octet_length(consumer) BETWEEN 1 AND 249),
+    scope         text COLLATE "C" NOT NULL CONSTRAINT scope_at_most_1280_bytes CHECK (octet_length(scope) <= 1280),
     key           text COLLATE "C" NOT NULL CONSTRAINT key_from_1_byte_to_1_kib CHECK (octet_length(key) BETWEEN 1 AND 1024),
     fingerprint   text COLLATE "C" NOT NULL CONSTRAINT fingerprint_names_its_version CHECK (fingerprint ~ '^v[0-9]+:[a-z0-9]+:[0-9a-f]+$'),
     state         text NOT NULL CONSTRAINT state_is_known CHECK (state IN ('in_progress', 'done', 'dead')),
@@ -57,7 +58,8 @@ CREATE TABLE inbox.parked (
     UNIQUE (consumer, topic, "partition", "offset", idempotency_key),
     CONSTRAINT an_owner_has_an_expiry CHECK ((owner IS NULL) = (lease_until IS NULL))
 );
-CREATE INDEX parked_queue ON inbox.parked (consumer, topic, key, sequence) WHERE state IN ('retrying', 'blocked', 'dead');
+-- By a hash of the key, because a key may be longer than an index row; look-ups name both.
+CREATE INDEX parked_queue ON inbox.parked (consumer, topic, sha256(key), sequence) WHERE state IN ('retrying', 'blocked', 'dead');
 CREATE INDEX parked_due ON inbox.parked (consumer, next_attempt_at) WHERE state = 'retrying';
 
 -- The highest record time ever purged: what is at or below it and has no row is too old to be told from a duplicate.

@@ -57,7 +57,10 @@ struct Row<'a> {
 
 impl<'a> Row<'a> {
     fn new(message: &'a Message) -> Result<Self, Error> {
-        let traced = trace_headers(message);
+        #[cfg(feature = "trace-context")]
+        let traced = crate::trace_context::headers(message);
+        #[cfg(not(feature = "trace-context"))]
+        let traced: [Header; 0] = [];
         let headers: Vec<&Header> = message.headers.iter().chain(&traced).collect();
         let texts = [
             (Field::Topic, Some(&message.topic)),
@@ -99,17 +102,6 @@ fn statements<'r, 'm>(rows: &'r [Row<'m>], limit: usize) -> impl Iterator<Item =
     })
 }
 
-#[cfg(feature = "trace-context")]
-fn trace_headers(message: &Message) -> Vec<Header> {
-    let is_given = message.headers.iter().any(|(name, _)| name == crate::trace_context::TRACEPARENT);
-    if is_given { Vec::new() } else { crate::trace_context::current() }
-}
-
-#[cfg(not(feature = "trace-context"))]
-fn trace_headers(_: &Message) -> [Header; 0] {
-    []
-}
-
 async fn message_insert(tx: &mut PgConnection, row: &Row<'_>) -> Result<(), sqlx::Error> {
     sqlx::query(include_str!("../queries/message_insert.sql"))
         .bind(row.id)
@@ -137,4 +129,37 @@ async fn messages_insert(tx: &mut PgConnection, rows: &[Row<'_>]) -> Result<(), 
         .execute(tx)
         .await
         .map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn statements_hold_every_row_in_order_and_no_more_bytes_than_allowed(
+            sizes in proptest::collection::vec(0_usize..20, 0..40), limit in 0_usize..40,
+        ) {
+            let messages: Vec<Message> = sizes.iter().map(|size| Message::builder("t").bytes(vec![0; *size])).collect();
+            let rows: Vec<Row<'_>> = messages.iter().map(|message| Row::new(message).unwrap()).collect();
+            let cut: Vec<Vec<usize>> =
+                statements(&rows, limit).map(|statement| statement.iter().map(Row::bytes).collect()).collect();
+            prop_assert_eq!(cut.concat(), sizes);
+            for (n, statement) in cut.iter().enumerate() {
+                let bytes = statement.iter().sum::<usize>();
+                prop_assert!(bytes <= limit || statement.len() == 1);
+                // As few statements as can be: the next row would not have fitted.
+                let next = cut.get(n + 1).map_or(limit, |next| next[0]);
+                prop_assert!(n + 1 == cut.len() || bytes + next > limit);
+            }
+        }
+    }
+
+    #[test]
+    fn key_and_headers_count_as_bytes_too() {
+        let message = Message::builder("t").key("four").header("h", "v").tombstone();
+        assert_eq!(Row::new(&message).unwrap().bytes(), 4 + r#"[["h","v"]]"#.len());
+    }
 }

@@ -72,3 +72,56 @@ impl Serialize for HeaderValue {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use baton_protocol::envelope::{Envelope, Outgoing};
+    use proptest::prelude::*;
+    use uuid::Uuid;
+
+    use super::*;
+
+    fn value() -> impl Strategy<Value = HeaderValue> {
+        prop_oneof![
+            Just(HeaderValue::Null),
+            any::<String>().prop_map(HeaderValue::from),
+            "[a\0]{0,4}".prop_map(HeaderValue::from),
+            any::<Vec<u8>>().prop_map(HeaderValue::from),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn a_record_carries_the_headers_that_were_given(headers in proptest::collection::vec(("[a-c]{0,2}", value()), 0..5)) {
+            let text = serde_json::to_string(&headers).unwrap();
+            prop_assert!(!text.contains(r"\u0000"), "jsonb cannot hold a NUL: {text}");
+            let message = Outgoing {
+                id: Uuid::nil(),
+                idempotency_key: None,
+                topic: "t",
+                r#type: None,
+                has_payload: false,
+                created_ms: 0,
+                headers: Some(&text),
+            };
+            let mut record = Vec::new();
+            let mut header = |name: &str, value: Option<&[u8]>| {
+                record.push((name.to_owned(), value.map_or(HeaderValue::Null, HeaderValue::from)));
+            };
+            Envelope::cloud_events("/test", "application/json", false).write(&message, &mut header).unwrap();
+            prop_assert_eq!(record.split_off(4), headers);
+        }
+    }
+
+    #[test]
+    fn a_value_is_made_from_whatever_is_at_hand() {
+        let bytes = || HeaderValue::Bytes(b"v".to_vec());
+        assert_eq!(HeaderValue::from("v"), bytes());
+        assert_eq!(HeaderValue::from("v".to_owned()), bytes());
+        assert_eq!(HeaderValue::from(b"v"), bytes());
+        assert_eq!(HeaderValue::from(b"v".as_slice()), bytes());
+        assert_eq!(HeaderValue::from(b"v".to_vec()), bytes());
+        assert_eq!(HeaderValue::from(Some("v")), bytes());
+        assert_eq!(HeaderValue::from(None::<&str>), HeaderValue::Null);
+    }
+}

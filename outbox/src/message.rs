@@ -106,3 +106,26 @@ impl Builder {
         self.message
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    #[test]
+    fn a_payload_that_is_no_json_is_an_error_that_names_the_topic() {
+        let no_json = BTreeMap::from([((1, 2), 3)]);
+        let error = Message::builder("orders").json(&no_json).unwrap_err();
+        assert!(matches!(&error, Error::Encode { topic, .. } if topic == "orders"), "{error}");
+    }
+
+    #[test]
+    fn a_message_has_what_it_was_given_and_a_tombstone_has_no_payload() {
+        let message = Message::builder("t").key("").header("h", "1").header("h", "2").json("text").unwrap();
+        assert_eq!(message.payload.as_deref(), Some(br#""text""#.as_slice()));
+        assert_eq!((message.key.as_deref(), message.headers.len()), (Some(""), 2));
+        assert_eq!(Message::builder("t").bytes([]).payload, Some(vec![]));
+        assert_eq!(Message::builder("t").tombstone().payload, None);
+    }
+}

@@ -212,3 +212,107 @@ fn time_text(at: OffsetDateTime) -> Result<String, Error> {
 fn cut(text: &str, limit: usize) -> &str {
     &text[..text.floor_char_boundary(limit)]
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn letter<'a>(error: &'a str, timestamp: Option<i64>) -> Letter<'a> {
+        Letter {
+            cause: Cause::Exhausted,
+            error,
+            attempts: 10,
+            original_topic: "orders",
+            original_partition: 3,
+            original_offset: 9_007_199_254_740_993,
+            original_timestamp_ms: timestamp,
+            consumer: "billing",
+            first_failed_at: OffsetDateTime::from_unix_timestamp(1_769_850_300).unwrap(),
+            failed_at: OffsetDateTime::from_unix_timestamp_nanos(1_769_850_360_250_999_999).unwrap(),
+        }
+    }
+
+    fn written(letter: &Letter<'_>) -> Vec<(String, String)> {
+        let mut headers = Vec::new();
+        let mut header = |name: &str, value: &[u8]| {
+            headers.push((name.to_owned(), String::from_utf8(value.to_vec()).unwrap()));
+        };
+        letter.write(&mut header).unwrap();
+        headers
+    }
+
+    #[test]
+    fn the_headers_of_a_dead_letter_are_what_they_always_were() {
+        let expected = [
+            ("dlt-cause", "exhausted"),
+            ("dlt-error", "card declined"),
+            ("dlt-attempts", "10"),
+            ("dlt-original-topic", "orders"),
+            ("dlt-original-partition", "3"),
+            ("dlt-original-offset", "9007199254740993"),
+            ("dlt-original-timestamp", "1769850300250"),
+            ("dlt-consumer", "billing"),
+            ("dlt-first-failed-at", "2026-01-31T09:05:00.000Z"),
+            ("dlt-failed-at", "2026-01-31T09:06:00.250Z"),
+        ];
+        let expected: Vec<_> = expected.map(|(n, v)| (n.to_owned(), v.to_owned())).into();
+        assert_eq!(written(&letter("card declined", Some(1_769_850_300_250))), expected);
+    }
+
+    #[test]
+    fn whatever_is_written_is_known_as_its_own_and_nothing_else_is() {
+        assert!(written(&letter("", Some(0))).iter().all(|(name, _)| is_own(name)));
+        for name in ["dlt-", "dlt-cause2", "DLT-CAUSE", "kafka_dlt-original-topic", "ce_id", ""] {
+            assert!(!is_own(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_record_without_a_timestamp_has_no_header_for_it() {
+        assert!(written(&letter("", None)).iter().all(|(name, _)| name != ORIGINAL_TIMESTAMP));
+    }
+
+    #[test]
+    fn a_long_error_is_cut_between_two_characters() {
+        for (error, length) in [
+            ("e".repeat(ERROR_LIMIT), ERROR_LIMIT),
+            ("e".repeat(ERROR_LIMIT + 1), ERROR_LIMIT),
+            ("é".repeat(ERROR_LIMIT), ERROR_LIMIT),
+            (format!("e{}", "é".repeat(ERROR_LIMIT)), ERROR_LIMIT - 1),
+            (format!("e{}", "🦀".repeat(ERROR_LIMIT)), ERROR_LIMIT - 3),
+        ] {
+            let headers = written(&letter(&error, None));
+            let (_, kept) = headers.iter().find(|(name, _)| name == ERROR).unwrap();
+            assert_eq!(kept.len(), length);
+            assert!(error.starts_with(kept.as_str()));
+        }
+    }
+
+    #[test]
+    fn a_time_that_cannot_be_written_writes_nothing() {
+        let at = OffsetDateTime::from_unix_timestamp(-62_167_219_201).unwrap();
+        let broken = Letter { failed_at: at, ..letter("", None) };
+        let mut header = |name: &str, _: &[u8]| panic!("{name} was written");
+        assert_eq!(broken.write(&mut header), Err(Error::Time { at }));
+    }
+
+    #[test]
+    fn topics_are_named_after_the_original_and_the_consumer() {
+        assert_eq!(topic("orders", "billing"), "orders.billing.dlt");
+        assert_eq!(replay_topic("orders", "billing"), "orders.billing.replay");
+    }
+
+    #[test]
+    fn every_cause_is_read_as_it_is_written() {
+        let names = Cause::ALL.map(Cause::as_str).join(" ");
+        assert_eq!(names, "permanent exhausted conflict no_identity undecodable unknown_type too_old panic");
+        for cause in Cause::ALL {
+            assert_eq!(cause.to_string().parse(), Ok(cause));
+        }
+        for unknown in ["", "Permanent", "panicked"] {
+            assert!(
+                matches!(unknown.parse::<Cause>(), Err(Error::UnknownCause { given }) if given == unknown)
+            );
+        }
+    }
+}

@@ -20,6 +20,8 @@
 
 mod identity;
 mod row_headers;
+#[cfg(test)]
+mod tests;
 
 use uuid::Uuid;
 

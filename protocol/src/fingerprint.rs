@@ -57,3 +57,39 @@ fn hex(prefix: &str, bytes: &[u8]) -> String {
     }
     text
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_fingerprint_is_what_it_always_was() {
+        for (payload, text) in [
+            (None, "v1:sha256:6e340b9cffb37a989ca544e6bb780a2c78901d3fb33738768511a30617afa01d"),
+            (
+                Some(b"".as_slice()),
+                "v1:sha256:4bf5122f344554c53bde2ebb8cd2b7e3d1600ad631c385a5d7cce23c7785459a",
+            ),
+            (
+                Some(br#"{"order_id":17}"#.as_slice()),
+                "v1:sha256:4c3dcc64bc1cb861db6a283dfce0c27edaad36301999fc087d084e1a0e487bab",
+            ),
+        ] {
+            assert_eq!(Fingerprint::exact(payload).as_str(), text);
+            assert_eq!(Fingerprint::exact(payload).to_string(), text);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn two_payloads_have_one_fingerprint_only_if_they_are_equal(
+            a in proptest::option::of(proptest::collection::vec(0_u8..3, 0..4)),
+            b in proptest::option::of(proptest::collection::vec(0_u8..3, 0..4)),
+        ) {
+            let same = Fingerprint::exact(a.as_deref()) == Fingerprint::exact(b.as_deref());
+            prop_assert_eq!(same, a == b);
+        }
+    }
+}

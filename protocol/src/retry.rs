@@ -109,3 +109,81 @@ impl Delays {
         self.waits.reset();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn policy(base_ms: u64, factor: f64, cap_ms: u64) -> Policy {
+        Policy { base: Duration::from_millis(base_ms), factor, cap: Duration::from_millis(cap_ms) }
+    }
+
+    /// `min(cap, base · factorⁿ)` in seconds.
+    fn longest(policy: &Policy, n: i32) -> f64 {
+        (policy.base.as_secs_f64() * policy.factor.powi(n)).min(policy.cap.as_secs_f64())
+    }
+
+    proptest! {
+        #[test]
+        fn no_wait_is_longer_than_the_formula_says(
+            base_ms in 1_u64..5_000, factor in 1.0_f64..4.0, cap_ms in 1_u64..100_000, runs in 1_usize..3,
+        ) {
+            let policy = policy(base_ms, factor, cap_ms);
+            prop_assert_eq!(policy.validate(), Ok(()));
+            let mut delays = policy.delays();
+            for _ in 0..runs {
+                for n in 0..40 {
+                    let (delay, longest) = (delays.next_delay().as_secs_f64(), longest(&policy, n));
+                    prop_assert!(delay <= longest + 1e-6, "retry {n} waits {delay} s, more than {longest} s");
+                    prop_assert!(delay <= policy.cap.as_secs_f64());
+                }
+                delays.reset();
+            }
+        }
+
+        #[test]
+        fn a_policy_that_is_refused_still_never_waits_beyond_its_cap_or_a_year(
+            base in any::<Duration>(), factor in any::<f64>(), cap in any::<Duration>(),
+        ) {
+            let mut delays = Policy { base, factor, cap }.delays();
+            for _ in 0..20 {
+                prop_assert!(delays.next_delay() <= cap.clamp(Duration::from_millis(1), LONGEST));
+            }
+        }
+    }
+
+    #[test]
+    fn waits_are_spread_evenly_over_the_whole_span() {
+        for (n, longest_ms) in [(0, 500.0), (1, 1_000.0), (3, 4_000.0), (20, 300_000.0)] {
+            let mut tenths = [0_u32; 10];
+            for _ in 0..5_000 {
+                let mut delays = Policy::default().delays();
+                let last = (0..=n).map(|_| delays.next_delay()).last().unwrap();
+                let tenth =
+                    (0..10).rev().find(|t| last.as_secs_f64() * 10_000.0 >= longest_ms * f64::from(*t));
+                tenths[usize::try_from(tenth.unwrap()).unwrap()] += 1;
+            }
+            // 500 are expected in each; 350 and 650 are seven standard deviations away.
+            assert!(tenths.iter().all(|count| (350..650).contains(count)), "retry {n}: {tenths:?}");
+        }
+    }
+
+    #[test]
+    fn the_default_is_half_a_second_doubling_to_five_minutes() {
+        assert_eq!(Policy::default(), policy(500, 2.0, 300_000));
+        assert_eq!(Policy::default().validate(), Ok(()));
+    }
+
+    #[test]
+    fn what_cannot_be_meant_is_refused() {
+        for factor in [0.0, 0.99, -2.0, 1000.1, f64::INFINITY] {
+            assert_eq!(policy(1, factor, 1).validate(), Err(Error::Factor { given: factor }));
+        }
+        assert!(matches!(policy(1, f64::NAN, 1).validate(), Err(Error::Factor { .. })));
+        assert_eq!(policy(0, 2.0, 1).validate(), Err(Error::Base));
+        let given = LONGEST + Duration::from_millis(1);
+        assert_eq!(Policy { cap: given, ..Policy::default() }.validate(), Err(Error::Cap { given }));
+    }
+}

@@ -193,7 +193,11 @@ impl<'a> Pipeline<'a> {
                     self.ask_for_more().await;
                 }
             }
-            let advance_at = self.write_cursor(prefix, now).await;
+            let mut advance_at = self.write_cursor(prefix, now).await;
+            if unacked > 0 {
+                // Not every report wakes; look at the prefix as often as it may be written.
+                advance_at = advance_at.or(Some(now + ADVANCE_EVERY));
+            }
             let again_at = (!self.in_hand.is_empty() && self.can_feed()).then_some(now);
 
             tokio::select! {

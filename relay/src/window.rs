@@ -76,7 +76,6 @@ impl<F> Window<F> {
     }
 
     /// Rows handed over of which nothing was heard yet.
-    #[cfg(any(test, feature = "plants"))]
     pub(crate) fn unreported(&self) -> usize {
         self.unreported
     }

@@ -105,9 +105,11 @@ mod tests {
         })
         .await
         .unwrap();
-        eventually("the one that was left to die", Duration::from_secs(5), async || match left.try_wait()? {
-            Some(_) => Ok(()),
-            None => crate::fail!("it lives"),
+        eventually("the one that was left to die", Duration::from_secs(5), async || {
+            match left.try_wait()? {
+                Some(_) => Ok(()),
+                None => crate::fail!("it lives"),
+            }
         })
         .await
         .unwrap();

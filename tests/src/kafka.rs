@@ -149,7 +149,11 @@ impl Kafka {
         }
         eventually(format!("the broker to show {name}"), PATIENCE, async || {
             let seen = self.partitions(name).await?;
-            if seen == partitions { Ok(()) } else { crate::fail!("it shows {seen} of {partitions} partitions") }
+            if seen == partitions {
+                Ok(())
+            } else {
+                crate::fail!("it shows {seen} of {partitions} partitions")
+            }
         })
         .await
     }

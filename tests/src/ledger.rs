@@ -144,8 +144,7 @@ pub fn judge(committed: &[Committed], seen: &[Seen]) -> Findings {
             *highest = (*highest).max(message.rank);
         }
     }
-    findings.lost =
-        committed.iter().filter(|c| !met.contains(c.id.as_str())).map(|c| c.id.clone()).collect();
+    findings.lost = committed.iter().filter(|c| !met.contains(c.id.as_str())).map(|c| c.id.clone()).collect();
     findings
 }
 

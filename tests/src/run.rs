@@ -8,9 +8,9 @@
 //! A body that panics, fails or runs out of time is reported with what it waited for and with the end of each child's
 //! output.
 
-use std::any::type_name_of_val;
+use std::any::{Any, type_name_of_val};
 use std::io::Write;
-use std::panic::AssertUnwindSafe;
+use std::panic::{AssertUnwindSafe, resume_unwind};
 use std::pin::pin;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::time::Duration;
@@ -60,8 +60,11 @@ where
     });
     // A blocking call into a client library may be under way; it must not keep the next test waiting.
     runtime.shutdown_timeout(Duration::from_secs(2));
-    if let Some(red) = red {
-        panic!("{name}: {red}");
+    match red {
+        None => {}
+        Some(Red::Failed(words)) => panic!("{name}: {words}"),
+        // It has been printed where it happened.
+        Some(Red::Panicked(panic)) => resume_unwind(panic),
     }
 }
 
@@ -71,13 +74,19 @@ pub fn figure(line: &str) {
     writeln!(std::io::stderr().lock(), "figure: {line}").ok();
 }
 
-async fn run<B>(name: &str, limit: Duration, body: B) -> Option<String>
+/// Why a test is red.
+enum Red {
+    Failed(String),
+    Panicked(Box<dyn Any + Send>),
+}
+
+async fn run<B>(name: &str, limit: Duration, body: B) -> Option<Red>
 where
     B: AsyncFnOnce(&mut Harness) -> Outcome,
 {
     let mut harness = match Harness::start(name) {
         Ok(harness) => harness,
-        Err(failure) => return Some(failure.to_string()),
+        Err(failure) => return Some(Red::Failed(failure.to_string())),
     };
     let waits = Waits::default();
     let _watchdog = Watchdog::start(name.to_owned(), limit + GRACE, waits.clone());
@@ -86,9 +95,9 @@ where
             let mut body = pin!(AssertUnwindSafe(body(&mut harness)).catch_unwind());
             match timeout(limit, body.as_mut()).await {
                 Ok(Ok(Ok(()))) => None,
-                Ok(Ok(Err(failure))) => Some(failure.to_string()),
-                Ok(Err(panic)) => Some(panic_text(&*panic)),
-                Err(_) => Some(format!("ran out of its {limit:?}; {}", waits.show())),
+                Ok(Ok(Err(failure))) => Some(Red::Failed(failure.to_string())),
+                Ok(Err(panic)) => Some(Red::Panicked(panic)),
+                Err(_) => Some(Red::Failed(format!("ran out of its {limit:?}; {}", waits.show()))),
             }
         })
         .await;
@@ -97,11 +106,6 @@ where
     }
     harness.clear_up(red.is_some()).await;
     red
-}
-
-fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
-    let text = panic.downcast_ref::<String>().map(String::as_str);
-    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("panicked").to_owned()
 }
 
 /// `e2e::relay::name_of_the_test::{{closure}}` without the crate and without the closure.
@@ -143,8 +147,14 @@ mod tests {
         );
     }
 
+    fn panic_text(panic: &(dyn Any + Send)) -> String {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("panicked").to_owned()
+    }
+
     fn red(limit: Duration, body: impl AsyncFnOnce(&mut Harness) -> Outcome) -> String {
-        let panic = std::panic::catch_unwind(AssertUnwindSafe(|| test(limit, Load::Light, body))).unwrap_err();
+        let panic =
+            std::panic::catch_unwind(AssertUnwindSafe(|| test(limit, Load::Light, body))).unwrap_err();
         panic_text(&*panic)
     }
 

@@ -50,7 +50,9 @@ pub async fn eventually<T>(
             Ok(Err(sight)) => last = Some(sight),
             Err(_) => {
                 let last = last.map_or_else(|| "nothing".to_owned(), |sight| sight.to_string());
-                crate::fail!("waited {patience:?} for {what}; seen last: {last}; one more look did not come back");
+                crate::fail!(
+                    "waited {patience:?} for {what}; seen last: {last}; one more look did not come back"
+                );
             }
         }
         if Instant::now() + pause >= deadline {
@@ -107,7 +109,9 @@ impl Waits {
         }
         let lines: Vec<String> = waits
             .iter()
-            .map(|(_, what, since)| format!("it has waited {:.1} s for {what}", since.elapsed().as_secs_f64()))
+            .map(|(_, what, since)| {
+                format!("it has waited {:.1} s for {what}", since.elapsed().as_secs_f64())
+            })
             .collect();
         lines.join("\n")
     }
@@ -131,7 +135,7 @@ impl Drop for Note {
 mod tests {
     use super::*;
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn a_wait_ends_as_soon_as_the_look_says_yes() {
         let mut looks = 0;
         let seen = eventually("the third look", Duration::from_secs(5), async || {
@@ -146,22 +150,22 @@ mod tests {
         assert_eq!(seen, 3);
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn a_wait_in_vain_says_what_it_saw_last() {
         let mut looks = 0;
-        let failure = eventually("a miracle", Duration::from_secs(1), async || -> Outcome {
+        let failure = eventually("a miracle", Duration::from_millis(100), async || -> Outcome {
             looks += 1;
             crate::fail!("no miracle in look {looks}")
         })
         .await
         .unwrap_err()
         .to_string();
-        assert!(failure.contains("waited 1s for a miracle; seen last: no miracle in look "), "{failure}");
+        assert!(failure.contains("waited 100ms for a miracle; seen last: no miracle in look "), "{failure}");
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn a_look_that_hangs_is_cut_off() {
-        let failure = eventually("an answer", Duration::from_secs(1), async || -> Outcome {
+        let failure = eventually("an answer", Duration::from_millis(50), async || -> Outcome {
             std::future::pending().await
         })
         .await
@@ -170,7 +174,7 @@ mod tests {
         assert!(failure.contains("did not come back"), "{failure}");
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn what_is_waited_for_is_written_down_while_it_lasts() {
         let waits = Waits::default();
         WAITS
@@ -186,7 +190,7 @@ mod tests {
         assert!(waits.show().contains("nothing"), "{}", waits.show());
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn what_stops_being_true_is_reported() {
         let mut looks = 0;
         let failure = stays("silence", Duration::from_secs(5), async || {

@@ -94,7 +94,7 @@ impl Writers {
     /// # Errors
     ///
     /// When one has panicked.
-    pub async fn stop(mut self) -> Outcome<Done> {
+    pub async fn stop(&mut self) -> Outcome<Done> {
         self.stop.send_replace(true);
         let mut all = Done::default();
         while let Some(done) = self.tasks.join_next().await {

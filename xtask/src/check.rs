@@ -6,7 +6,8 @@
 //!
 //! The first step that fails ends the run with its exit code. Each step says on stderr how long it took;
 //! the tests come last and theirs is the last output, so that it ends with the runner's own summary.
-//! The test processes get `DATABASE_URL`, `KAFKA_BROKERS` and `BATON_BIN_DIR`, where `baton` and `orders` lie.
+//! The test processes get `DATABASE_URL`, `KAFKA_BROKERS`, `BATON_BIN_DIR` (where `baton` and `orders` lie) and
+//! `BATON_STACK_DIR` (as an absolute path, because cargo runs each test program in its package's folder).
 
 use std::ffi::OsString;
 use std::process::{Command, Stdio};
@@ -49,7 +50,8 @@ fn test_command(paths: &Paths, stack: &Stack, filter: &[String]) -> Command {
     tests
         .env("DATABASE_URL", &stack.database_url)
         .env("KAFKA_BROKERS", &stack.kafka_brokers)
-        .env("BATON_BIN_DIR", &paths.bin);
+        .env("BATON_BIN_DIR", &paths.bin)
+        .env("BATON_STACK_DIR", &paths.stack);
     tests
 }
 

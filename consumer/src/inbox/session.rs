@@ -54,7 +54,11 @@ impl Drop for Session {
 /// The statements that open a transaction. The only value put into the text is a number.
 pub(super) fn begin_sql(stall: Duration) -> Arc<str> {
     let milliseconds = stall.as_millis().clamp(1, i32::MAX.unsigned_abs().into());
-    include_str!("../../queries/transaction_begin.sql").replace("{stall}", &milliseconds.to_string()).into()
+    let text =
+        include_str!("../../queries/transaction_begin.sql").replace("{stall}", &milliseconds.to_string());
+    // It is sent with every message; the comments need not be.
+    let statements: Vec<&str> = text.lines().filter(|line| !line.starts_with("--")).collect();
+    statements.join(" ").into()
 }
 
 #[cfg(test)]
@@ -65,6 +69,7 @@ mod tests {
     fn a_stall_is_put_in_as_milliseconds_and_never_turns_the_limit_off() {
         assert!(begin_sql(Duration::from_secs(60)).contains("statement_timeout = 60000;"));
         assert!(begin_sql(Duration::ZERO).contains("statement_timeout = 1;"));
+        assert!(begin_sql(Duration::ZERO).starts_with("BEGIN "));
         assert!(begin_sql(Duration::MAX).contains("statement_timeout = 2147483647;"));
     }
 }

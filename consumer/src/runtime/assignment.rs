@@ -52,8 +52,8 @@ struct Lane {
     started: Option<i64>,
     /// The offset last given to Kafka to commit.
     requested: Option<i64>,
-    /// The offset that Kafka said is committed.
-    acknowledged: Option<i64>,
+    /// The offset that the group was seen to have committed.
+    confirmed: Option<i64>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -125,7 +125,7 @@ impl Assignment {
             offsets,
             started,
             requested: None,
-            acknowledged: None,
+            confirmed: None,
         };
         self.partitions.insert(id, partition.clone());
         self.lanes.insert(partition, lane);
@@ -198,23 +198,30 @@ impl Assignment {
         due
     }
 
-    /// Kafka has committed this offset.
-    pub(crate) fn committed(&mut self, partition: &Partition, offset: i64) {
+    /// Partitions whose last commit is not known to have taken place.
+    pub(crate) fn unconfirmed(&self) -> Vec<Partition> {
+        let unconfirmed = self.lanes.iter().filter(|(_, lane)| lane.requested != lane.confirmed);
+        unconfirmed.map(|(partition, _)| partition.clone()).collect()
+    }
+
+    /// What the group has committed. Where that is not what was asked for, it is due again.
+    pub(crate) fn confirm(&mut self, partition: &Partition, committed: Option<i64>) {
         if let Some(lane) = self.lanes.get_mut(partition) {
-            lane.acknowledged = Some(offset);
+            lane.confirmed = committed.filter(|committed| lane.requested == Some(*committed));
+            lane.requested = lane.confirmed;
         }
     }
 
-    /// A commit failed or was never answered: everything that is not acknowledged is due again.
+    /// A commit could not even be asked for: everything that is not confirmed is due again.
     pub(crate) fn commit_failed(&mut self) {
         for lane in self.lanes.values_mut() {
-            lane.requested = lane.acknowledged;
+            lane.requested = lane.confirmed;
         }
     }
 
-    /// Whether Kafka has acknowledged everything that is settled.
-    pub(crate) fn all_committed(&self) -> bool {
-        self.lanes.values().all(|lane| lane.offsets.to_commit() == lane.acknowledged)
+    /// Whether everything that is settled is known to be committed.
+    pub(crate) fn all_confirmed(&self) -> bool {
+        self.lanes.values().all(|lane| lane.offsets.to_commit() == lane.confirmed)
     }
 
     /// Every partition that is open.
@@ -260,8 +267,7 @@ impl Assignment {
             let Some(lane) = self.lanes.remove(partition) else { continue };
             self.partitions.remove(&lane.id);
             self.budget.closed(lane.id);
-            if let Some(offset) = lane.offsets.to_commit().filter(|offset| lane.acknowledged != Some(*offset))
-            {
+            if let Some(offset) = lane.offsets.to_commit().filter(|offset| lane.confirmed != Some(*offset)) {
                 settled.push((partition.clone(), offset));
             }
             if lane.life != Life::Ended {

@@ -1,8 +1,9 @@
 //! The poll thread: the only one that touches the consumer.
 //!
 //! *Offsets.* Committed explicitly, asynchronously, at most every 200 ms, and once more on revocation and at the end. A
-//! synchronous commit can wait for ever. A commit that fails is asked for again; what it loses is read again and found
-//! done.
+//! synchronous commit can wait for ever, and of an asynchronous one nobody is told how it went. So from time to time, and
+//! at the end, the group is asked what it has, and what is not there is committed again. What is lost all the same is
+//! read again and found done.
 //!
 //! *Where reading starts.* At the group's committed offset; at the beginning where it has none. librdkafka is told never
 //! to reset an offset: one that the broker no longer has stops its partition with an error, because whoever owns the
@@ -28,8 +29,7 @@ use crate::run::Error;
 /// How long one poll waits: what bounds the delay of resuming, committing and stopping.
 const POLL: Duration = Duration::from_millis(20);
 const COMMIT_EVERY: Duration = Duration::from_millis(200);
-/// A commit without an answer for this long is asked for again.
-const COMMIT_PATIENCE: Duration = Duration::from_secs(10);
+const CONFIRM_EVERY: Duration = Duration::from_secs(5);
 /// How long the last commit may take, after the lanes have ended.
 const LAST_COMMIT_PATIENCE: Duration = Duration::from_secs(5);
 const LOOK_UP_PATIENCE: Duration = Duration::from_secs(5);
@@ -45,7 +45,6 @@ pub(super) struct Context {
 struct State {
     assignment: Assignment,
     membership: Membership,
-    commit: InFlight,
     complaint: Option<(String, Instant)>,
     /// Partitions that librdkafka has stopped reading, and that were reported.
     stopped: Vec<Partition>,
@@ -60,18 +59,11 @@ enum Membership {
     JoinAgain,
 }
 
-#[derive(Debug, Clone, Copy)]
-enum InFlight {
-    None,
-    Since(Instant),
-}
-
 impl Context {
     pub(super) fn new(assignment: Assignment, drain_deadline: Duration) -> Self {
         let state = State {
             assignment,
             membership: Membership::Member,
-            commit: InFlight::None,
             complaint: None,
             stopped: Vec::new(),
             end: None,
@@ -203,24 +195,6 @@ impl ConsumerContext for Context {
             _ => self.revoked(consumer, list),
         }
     }
-
-    fn commit_callback(&self, result: KafkaResult<()>, offsets: &TopicPartitionList) {
-        let partitions = self.partitions(offsets);
-        let mut state = self.state();
-        state.commit = InFlight::None;
-        let mut failure = result.err();
-        for (element, partition) in offsets.elements().iter().zip(&partitions) {
-            match (element.error(), element.offset(), &failure) {
-                (Ok(()), Offset::Offset(offset), None) => state.assignment.committed(partition, offset),
-                (Err(error), _, _) => failure = Some(error),
-                _ => {}
-            }
-        }
-        if let Some(error) = failure {
-            tracing::debug!(%error, "a commit failed; it is repeated");
-            state.assignment.commit_failed();
-        }
-    }
 }
 
 /// The loop around the consumer.
@@ -230,6 +204,7 @@ pub(super) struct Poller {
     drain_deadline: Duration,
     stop: Arc<AtomicBool>,
     commit_due: Instant,
+    confirm_due: Instant,
 }
 
 impl Poller {
@@ -239,7 +214,8 @@ impl Poller {
         drain_deadline: Duration,
         stop: Arc<AtomicBool>,
     ) -> Self {
-        Self { consumer, topics, drain_deadline, stop, commit_due: Instant::now() }
+        let now = Instant::now();
+        Self { consumer, topics, drain_deadline, stop, commit_due: now, confirm_due: now + CONFIRM_EVERY }
     }
 
     /// Polls until it is asked to stop or cannot go on, then drains. The consumer is given back to be dropped: that
@@ -301,6 +277,10 @@ impl Poller {
             self.commit_due = Instant::now() + COMMIT_EVERY;
             self.commit();
         }
+        if Instant::now() >= self.confirm_due {
+            self.confirm();
+            self.confirm_due = Instant::now() + CONFIRM_EVERY;
+        }
         Ok(())
     }
 
@@ -318,25 +298,44 @@ impl Poller {
         }
     }
 
-    /// Commits what is settled, one request at a time.
+    /// Asks Kafka to commit what is settled.
     fn commit(&self) {
-        let mut state = self.consumer.context().state();
-        match state.commit {
-            InFlight::Since(at) if at.elapsed() < COMMIT_PATIENCE => return,
-            InFlight::Since(_) => state.assignment.commit_failed(),
-            InFlight::None => {}
-        }
-        let due = state.assignment.due();
-        state.commit = if due.is_empty() { InFlight::None } else { InFlight::Since(Instant::now()) };
-        drop(state);
+        let due = self.consumer.context().state().assignment.due();
         if due.is_empty() {
             return;
         }
         if let Err(error) = list(&due).and_then(|list| self.consumer.commit(&list, CommitMode::Async)) {
             tracing::warn!(%error, "cannot commit; it is repeated");
-            let mut state = self.consumer.context().state();
-            state.commit = InFlight::None;
-            state.assignment.commit_failed();
+            self.consumer.context().state().assignment.commit_failed();
+        }
+    }
+
+    /// Looks whether the last commits took place. The question follows them to the coordinator.
+    fn confirm(&self) {
+        let unconfirmed = self.consumer.context().state().assignment.unconfirmed();
+        if unconfirmed.is_empty() {
+            return;
+        }
+        let mut asked = TopicPartitionList::new();
+        for partition in &unconfirmed {
+            asked.add_partition(&partition.topic, partition.number);
+        }
+        let answer = match self.consumer.committed_offsets(asked, LOOK_UP_PATIENCE) {
+            Ok(answer) => answer,
+            Err(error) => {
+                tracing::debug!(%error, "cannot read the group's committed offsets; it is tried again");
+                return;
+            }
+        };
+        let mut state = self.consumer.context().state();
+        for element in answer.elements() {
+            let partition =
+                Partition { topic: state.assignment.topic(element.topic()), number: element.partition() };
+            match (element.error(), element.offset()) {
+                (Ok(()), Offset::Offset(offset)) => state.assignment.confirm(&partition, Some(offset)),
+                (Ok(()), _) => state.assignment.confirm(&partition, None),
+                (Err(_), _) => {}
+            }
         }
     }
 
@@ -397,11 +396,14 @@ impl Poller {
             state.assignment.stop(&all, deadline);
         }
         let deadline = Instant::now() + LAST_COMMIT_PATIENCE;
-        self.commit();
-        while !self.consumer.context().state().assignment.all_committed() && Instant::now() < deadline {
+        loop {
+            self.commit();
+            self.confirm();
+            if self.consumer.context().state().assignment.all_confirmed() || Instant::now() >= deadline {
+                break;
+            }
             // What is read now is not handed to a lane: it is read again by the next owner.
             drop(self.consumer.poll(POLL));
-            self.commit();
         }
         let mut state = self.consumer.context().state();
         let all = state.assignment.all();

@@ -250,7 +250,7 @@ fn a_commit_whose_reply_is_lost_is_found_by_asking_the_row() {
     in_world(1, |world| async move {
         let proxy = Proxy::start(&world.options).await;
         let inbox = inbox(&proxy.pool(1).await);
-        proxy.lose_reply_to("COMMIT");
+        proxy.lose_reply_to("COMMIT\0");
         assert_eq!(stored(pay(&inbox, "lost", b"100").await.unwrap()).unwrap().as_json(), "\"paid\"");
         assert_eq!(world.effect_keys().await, ["lost"]);
         assert!(proxy.has_lost(), "the test lost nothing");

@@ -38,6 +38,10 @@ async fn revoked_while_handling(world: &World, strategy: &str) {
     let mut effects = world.effect_keys().await;
     effects.sort();
     assert_eq!(effects, ["/test#behind-0", "/test#behind-1", "/test#gate-0", "/test#gate-1"]);
+    assert!(
+        logged(&[&world.topic, "met=Duplicate"]).is_empty(),
+        "what was finished was committed before the hand-over"
+    );
     for partition in 0..2 {
         world.send(Send::new(&format!("after-{partition}"), "pay").to(partition)).await;
         world.eventually_committed(partition, 3).await;

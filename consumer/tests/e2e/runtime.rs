@@ -214,7 +214,7 @@ fn a_commit_whose_reply_is_lost_has_one_effect() {
         let running = Running::start(consumer);
         world.send(Send::new("1", "pay")).await;
         world.eventually_committed(0, 1).await;
-        proxy.lose_reply_to("COMMIT");
+        proxy.lose_reply_to("COMMIT\0");
         world.send(Send::new("2", "pay")).await;
         world.eventually_committed(0, 2).await;
         assert!(proxy.has_lost(), "the test lost nothing");

@@ -75,7 +75,9 @@ pub async fn run(
     let pool = PgPoolOptions::new().max_connections(CONNECTIONS).connect_lazy_with(options);
 
     let counters = Arc::new(Counters::default());
-    let consumer = Consumer::builder(CONSUMER, pool, Kafka::new(brokers))
+    // A killed member's partitions wait for so long; librdkafka's 45 s are tedious in an example that is there to be killed.
+    let kafka = Kafka::new(brokers).property("session.timeout.ms", "10000");
+    let consumer = Consumer::builder(CONSUMER, pool, kafka)
         .topics([TOPIC])
         .transactional(Billing { counters: Arc::clone(&counters) })
         .build()?;

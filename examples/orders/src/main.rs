@@ -6,6 +6,7 @@
 mod args;
 
 use std::error::Error;
+use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
 use clap::Parser as _;
@@ -34,12 +35,7 @@ struct Missing {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let filter = std::env::var("RUST_LOG")
-        .ok()
-        .filter(|filter| !filter.is_empty())
-        .unwrap_or_else(|| "warn".to_owned());
-    let filter = EnvFilter::builder().parse_lossy(filter);
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    logs();
     let done = match tokio::runtime::Runtime::new() {
         Ok(runtime) => runtime.block_on(run(cli.command)),
         Err(e) => Err(Failure::Failed(Box::new(e))),
@@ -52,6 +48,21 @@ fn main() -> ExitCode {
     };
     eprintln!("error: {}", chain(error.as_ref()));
     ExitCode::from(code)
+}
+
+/// The commands say themselves how they are getting on. With RUST_LOG=warn each failed attempt is seen, with info more.
+fn logs() {
+    let filter = std::env::var("RUST_LOG")
+        .ok()
+        .filter(|filter| !filter.is_empty())
+        .unwrap_or_else(|| "error".to_owned());
+    let coloured =
+        std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());
+    tracing_subscriber::fmt()
+        .with_env_filter(EnvFilter::builder().parse_lossy(filter))
+        .with_writer(std::io::stderr)
+        .with_ansi(coloured)
+        .init();
 }
 
 async fn run(command: Command) -> Result<(), Failure> {
@@ -71,7 +82,7 @@ async fn run(command: Command) -> Result<(), Failure> {
             let load = Load { count, rate: rate.map(|rate| rate.0), customers: keys, writers, mix };
             let began = tokio::time::Instant::now();
             let done = place::run(&database_url, load, shutdown()?, |progress| {
-                eprintln!("placed {} of {count}", progress.placed)
+                eprintln!("placed {} of {count}", progress.placed);
             })
             .await?;
             let seconds = began.elapsed().as_secs_f64();
@@ -146,7 +157,11 @@ fn chain(error: &(dyn Error + 'static)) -> String {
     let mut message = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
-        let text = error.to_string();
+        let text = match error.downcast_ref::<sqlx::Error>() {
+            // Only what the server said, without the driver's wrapping.
+            Some(sqlx::Error::Database(error)) => error.message().to_owned(),
+            _ => error.to_string(),
+        };
         if !message.contains(&text) {
             message.push_str(": ");
             message.push_str(&text);

@@ -7,8 +7,9 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use rdkafka::client::ClientContext;
 use rdkafka::config::ClientConfig;
-use rdkafka::consumer::{BaseConsumer, Consumer as _};
+use rdkafka::consumer::{BaseConsumer, Consumer as _, ConsumerContext};
 use rdkafka::error::KafkaError;
 use rdkafka::message::{BorrowedMessage, Headers as _, Message as _};
 use rdkafka::types::RDKafkaErrorCode;
@@ -69,7 +70,7 @@ pub enum Reading {
 /// # Errors
 /// When the brokers cannot be reached or stop answering.
 pub fn read(brokers: &str, topic: &str) -> Result<Reading, Error> {
-    let consumer: BaseConsumer = ClientConfig::new()
+    let consumer: BaseConsumer<Quiet> = ClientConfig::new()
         .set("bootstrap.servers", brokers)
         // Nothing is committed under it; librdkafka wants a name.
         .set("group.id", "orders-check")
@@ -77,7 +78,7 @@ pub fn read(brokers: &str, topic: &str) -> Result<Reading, Error> {
         .set("enable.partition.eof", "true")
         .set("auto.offset.reset", "earliest")
         .set("allow.auto.create.topics", "false")
-        .create()
+        .create_with_context(Quiet)
         .map_err(Error::Client)?;
     let unreachable = |source| Error::Unreachable { brokers: brokers.to_owned(), source };
     let failed = |source| Error::Read { topic: topic.to_owned(), source };
@@ -128,6 +129,15 @@ pub fn read(brokers: &str, topic: &str) -> Result<Reading, Error> {
     }
     Ok(Reading::Records(records))
 }
+
+/// Logs nothing: the end of a partition is an error to librdkafka, and what is one comes out of `poll`.
+struct Quiet;
+
+impl ClientContext for Quiet {
+    fn error(&self, _: KafkaError, _: &str) {}
+}
+
+impl ConsumerContext for Quiet {}
 
 fn passes(error: &KafkaError) -> bool {
     matches!(

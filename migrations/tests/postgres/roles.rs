@@ -75,8 +75,63 @@ async fn a_producer_can_do_nothing_else() {
 }
 
 /// Every privilege of every group role, as `role table: privileges`, columns in brackets.
-const OUTBOX_GRANTS: &str = "";
-const INBOX_GRANTS: &str = "";
+const OUTBOX_GRANTS: &str = "\
+baton_operator _migrations: SELECT
+baton_operator audit: INSERT SELECT
+baton_operator cursor: SELECT
+baton_operator message: SELECT
+baton_operator message_0: SELECT
+baton_operator message_1: SELECT
+baton_operator message_2: SELECT
+baton_operator message_3: SELECT
+baton_operator parked: SELECT UPDATE
+baton_operator relay: SELECT
+baton_operator settings: SELECT
+baton_operator shard: SELECT
+baton_operator token: SELECT
+baton_producer message: INSERT(id,idempotency_key,topic,key,type,payload,headers) SELECT(id)
+baton_readonly _migrations: SELECT
+baton_readonly audit: SELECT
+baton_readonly cursor: SELECT
+baton_readonly message: SELECT
+baton_readonly message_0: SELECT
+baton_readonly message_1: SELECT
+baton_readonly message_2: SELECT
+baton_readonly message_3: SELECT
+baton_readonly parked: SELECT
+baton_readonly relay: SELECT
+baton_readonly settings: SELECT
+baton_readonly shard: SELECT
+baton_readonly token: SELECT
+baton_relay _migrations: SELECT
+baton_relay audit: INSERT SELECT
+baton_relay cursor: SELECT UPDATE
+baton_relay message: SELECT
+baton_relay message_0: SELECT TRUNCATE
+baton_relay message_1: SELECT TRUNCATE
+baton_relay message_2: SELECT TRUNCATE
+baton_relay message_3: SELECT TRUNCATE
+baton_relay parked: DELETE INSERT SELECT UPDATE
+baton_relay relay: DELETE INSERT SELECT UPDATE
+baton_relay settings: SELECT
+baton_relay shard: SELECT UPDATE
+baton_relay token: INSERT SELECT";
+const INBOX_GRANTS: &str = "\
+baton_consumer _migrations: SELECT
+baton_consumer audit: INSERT SELECT
+baton_consumer horizon: DELETE INSERT SELECT UPDATE
+baton_consumer message: DELETE INSERT SELECT UPDATE
+baton_consumer parked: DELETE INSERT SELECT UPDATE
+baton_operator _migrations: SELECT
+baton_operator audit: INSERT SELECT
+baton_operator horizon: SELECT
+baton_operator message: SELECT UPDATE
+baton_operator parked: SELECT UPDATE
+baton_readonly _migrations: SELECT
+baton_readonly audit: SELECT
+baton_readonly horizon: SELECT
+baton_readonly message: SELECT
+baton_readonly parked: SELECT";
 
 async fn grants(c: &mut PgConnection, schema: &str) -> String {
     let rows: Vec<String> = sqlx::query_scalar(

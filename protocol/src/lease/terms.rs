@@ -110,3 +110,78 @@ impl Trust {
         self.until.checked_sub(now).filter(|left| !left.is_zero())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const NANOSECOND: Duration = Duration::from_nanos(1);
+
+    fn terms() -> impl Strategy<Value = Terms> {
+        (1_000_u64..100_000, 0.0_f64..1.0).prop_map(|(ttl_ms, part)| {
+            let ttl = Duration::from_millis(ttl_ms);
+            Terms::new(ttl, Some(ttl.mul_f64(part * 0.999))).unwrap()
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn trust_ends_a_margin_before_the_lease_however_long_the_answer_took(
+            terms in terms(), asked_ms in 0_u64..1_000_000, request_ms in 0_u64..100_000,
+        ) {
+            let asked_at = Duration::from_millis(asked_ms);
+            let granted_at = asked_at + Duration::from_millis(request_ms);
+            let lease_until = granted_at + terms.ttl();
+            prop_assert!(terms.trust(asked_at).until() + terms.margin() <= lease_until);
+        }
+
+        #[test]
+        fn the_boundary_of_trust_is_closed(terms in terms(), asked_ms in 0_u64..1_000_000) {
+            let trust = terms.trust(Duration::from_millis(asked_ms));
+            prop_assert_eq!(trust.left(trust.until()), None);
+            prop_assert_eq!(trust.left(trust.until() + NANOSECOND), None);
+            prop_assert_eq!(trust.left(trust.until() - NANOSECOND), Some(NANOSECOND));
+        }
+
+        #[test]
+        fn one_lost_renewal_does_not_end_the_trust(terms in terms(), asked_ms in 0_u64..1_000_000) {
+            let asked_at = Duration::from_millis(asked_ms);
+            prop_assert!(asked_at + terms.renew_every() * 2 <= terms.trust(asked_at).until());
+            prop_assert!(terms.renew_every() <= terms.ttl() / 3);
+        }
+
+        #[test]
+        fn an_answer_that_overtakes_a_later_one_does_not_shorten_trust(
+            terms in terms(), first_ms in 0_u64..1_000_000, second_ms in 0_u64..1_000_000,
+        ) {
+            let trust = |ms| terms.trust(Duration::from_millis(ms));
+            prop_assert_eq!(trust(first_ms).max(trust(second_ms)), trust(first_ms.max(second_ms)));
+        }
+    }
+
+    #[test]
+    fn the_default_is_ten_seconds_with_a_fifth_as_margin_renewed_every_third() {
+        let terms = Terms::default();
+        assert_eq!(Terms::new(Duration::from_secs(10), None), Ok(terms));
+        assert_eq!((terms.ttl(), terms.margin()), (Duration::from_secs(10), Duration::from_secs(2)));
+        assert_eq!(terms.renew_every(), Duration::from_secs(10) / 3);
+    }
+
+    #[test]
+    fn lengths_that_do_not_fit_together_are_refused() {
+        let (second, day) = (Duration::from_secs(1), Duration::from_secs(24 * 3600));
+        assert!(Terms::new(second, None).is_ok() && Terms::new(day, None).is_ok());
+        let given = second - NANOSECOND;
+        assert_eq!(Terms::new(given, None), Err(Error::TtlTooShort { given }));
+        let given = day + NANOSECOND;
+        assert_eq!(Terms::new(given, None), Err(Error::TtlTooLong { given }));
+        assert_eq!(
+            Terms::new(second, Some(second)),
+            Err(Error::MarginTooLong { margin: second, ttl: second })
+        );
+        assert!(Terms::new(second, Some(Duration::ZERO)).is_ok());
+        assert!(Terms::new(second, Some(second - NANOSECOND)).is_ok());
+    }
+}

@@ -33,13 +33,16 @@ fn a_row_inserted_by_psql_alone_is_read_by_kafkas_own_console_consumer() {
         let printed = kafka_tool(&site, "org.apache.kafka.tools.consumer.ConsoleConsumer")
             .await?
             .args(["--topic", &topic, "--from-beginning", "--max-messages", "3", "--timeout-ms", "30000"])
-            .args(["timestamp", "headers", "key", "value"].iter().flat_map(|part| {
-                ["--formatter-property".to_owned(), format!("print.{part}=true")]
-            }))
+            .args(
+                ["timestamp", "headers", "key", "value"]
+                    .iter()
+                    .flat_map(|part| ["--formatter-property".to_owned(), format!("print.{part}=true")]),
+            )
             .finish(PATIENCE)
             .await?
             .success()?;
         let source = format!("/{}", rows[0][2]);
+        // jsonb orders the members of an object by length; an array of pairs would keep its own order.
         let expected = [
             format!(
                 "CreateTime:{}\tce_specversion:1.0,ce_id:{},ce_source:{source},ce_type:{topic},\
@@ -48,7 +51,7 @@ fn a_row_inserted_by_psql_alone_is_read_by_kafkas_own_console_consumer() {
             ),
             format!(
                 "CreateTime:{}\tce_specversion:1.0,ce_id:{},ce_source:{source},ce_type:order.changed,\
-                 idempotency-key:changed:1,content-type:text/json,traceparent:00-ab-cd-01\torder-1\t{{\"total\": 6}}",
+                 idempotency-key:changed:1,traceparent:00-ab-cd-01,content-type:text/json\torder-1\t{{\"total\": 6}}",
                 rows[1][1], rows[1][0]
             ),
             format!(
@@ -102,12 +105,8 @@ fn null_and_empty_keys_tombstones_and_200_headers_arrive_as_they_were_written() 
         assert_eq!(many, expected);
 
         let kinds = own_headers(by_payload("kinds of headers")?);
-        let expected: [(&str, Option<&[u8]>); 4] = [
-            ("text", Some("ü".as_bytes())),
-            ("none", None),
-            ("bytes", Some(&[0, 255])),
-            ("text", Some(b"")),
-        ];
+        let expected: [(&str, Option<&[u8]>); 4] =
+            [("text", Some("ü".as_bytes())), ("none", None), ("bytes", Some(&[0, 255])), ("text", Some(b""))];
         let kinds: Vec<(&str, Option<&[u8]>)> =
             kinds.iter().map(|(name, value)| (name.as_str(), value.as_deref())).collect();
         assert_eq!(kinds, expected);

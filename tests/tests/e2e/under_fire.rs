@@ -16,8 +16,8 @@ use std::time::Duration;
 use baton_tests::ledger::Findings;
 use baton_tests::workload::{self, Done, Workload, Writers};
 use baton_tests::{
-    Harness, Launch, Load, Outcome, OwnStack, Process, Schema, Site, eventually, fail, figure, lasts, program,
-    test,
+    Harness, Launch, Load, Outcome, OwnStack, Process, Schema, Site, eventually, fail, figure, lasts,
+    program, test,
 };
 use fastrand::Rng;
 
@@ -142,7 +142,9 @@ impl Story {
             left -= pause;
             lasts("load between two kills", pause).await;
             let victim = self.random.usize(..self.relays.len());
-            self.relays[victim].kill().await?;
+            if self.relays[victim].try_exited()?.is_none() {
+                self.relays[victim].kill().await?;
+            }
             self.kills += 1;
             let owner = if self.random.bool() {
                 format!("relay-{victim}")
@@ -150,6 +152,21 @@ impl Story {
                 format!("relay-{victim}-{}", self.kills)
             };
             self.relays[victim] = self.relay(&owner)?.start()?;
+            self.supervise()?;
+        }
+        Ok(())
+    }
+
+    /// Starts anew what has given up, as whatever runs it in production would: a relay that finds no broker when it
+    /// starts says so and ends. Nothing else ends one.
+    fn supervise(&mut self) -> Outcome {
+        for number in 0..self.relays.len() {
+            let Some(status) = self.relays[number].try_exited()? else { continue };
+            let words = self.relays[number].stderr();
+            if status.code() != Some(1) || !words.contains("did not answer") {
+                fail!("relay {number} ended by itself with {status}: {words}");
+            }
+            self.relays[number] = self.relay(&format!("relay-{number}"))?.start()?;
         }
         Ok(())
     }
@@ -169,11 +186,7 @@ impl Story {
     /// Lets all heal, drains with a fourth relay that ends by itself, and judges.
     async fn end(mut self) -> Outcome<End> {
         let done = self.writers.stop().await?;
-        for (number, relay) in self.relays.iter_mut().enumerate() {
-            if let Some(status) = relay.try_exited()? {
-                fail!("relay {number} ended by itself with {status}: {}", relay.stderr());
-            }
-        }
+        self.supervise()?;
         let last = self.site.baton(&["relay", "--until-empty"])?.env("BATON_LEASE__TTL", "3s");
         last.finish(Duration::from_secs(90)).await?.success()?;
         for relay in &mut self.relays {
@@ -188,7 +201,7 @@ impl Story {
 
     /// The same for relays that are wrong, and may think that they are done when they are not: waits until the topic has
     /// not grown for three seconds.
-    async fn end_without_verdict_of_its_own(self) -> Outcome<End> {
+    async fn end_without_verdict_of_its_own(mut self) -> Outcome<End> {
         let done = self.writers.stop().await?;
         let mut last = (0, tokio::time::Instant::now());
         eventually("the topic to stop growing", Duration::from_secs(60), async || {

@@ -31,16 +31,16 @@ pub(crate) struct Bundle {
 ///
 /// When Maven cannot get the artifacts; its output is in the error.
 pub(crate) fn ensure(stack: &Path, bundle: Bundle) -> Result<PathBuf> {
-    let (name, folder) = place(stack, bundle);
+    let folder = place(stack, bundle);
     if folder.is_dir() {
         return Ok(folder);
     }
     crate::say!("getting {} by Maven (about {} MB, once)", bundle.name, bundle.megabytes);
-    let draft = stack.join("lib").join(format!("{name}.draft"));
-    let build = stack.join("lib").join(format!("{name}.build"));
+    let lib = stack.join("lib");
+    fs::create_dir_all(&lib).map_err(Error::io("create", &lib))?;
+    let (draft, build) = (draft_of(&folder)?, draft_of(&lib.join("pom"))?);
     for dir in [&draft, &build] {
-        remove_tree(dir)?;
-        fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
+        fs::create_dir(dir).map_err(Error::io("create", dir))?;
     }
     let pom = build.join("pom.xml");
     fs::write(&pom, bundle.pom).map_err(Error::io("write", &pom))?;
@@ -67,13 +67,26 @@ pub(crate) fn ensure(stack: &Path, bundle: Bundle) -> Result<PathBuf> {
 
 /// Whether Maven is still needed for this bundle.
 pub(crate) fn is_missing(stack: &Path, bundle: Bundle) -> bool {
-    !place(stack, bundle).1.is_dir()
+    !place(stack, bundle).is_dir()
 }
 
-fn place(stack: &Path, bundle: Bundle) -> (String, PathBuf) {
-    let name = format!("{}-{:08x}", bundle.name, digest(bundle.pom) & 0xffff_ffff);
-    let folder = stack.join("lib").join(&name);
-    (name, folder)
+fn place(stack: &Path, bundle: Bundle) -> PathBuf {
+    stack.join("lib").join(format!("{}-{:08x}", bundle.name, digest(bundle.pom) & 0xffff_ffff))
+}
+
+/// Where a folder is prepared before it gets its name: a place of this process, because a program that a
+/// killed one had started may still be writing to that one's. What killed ones left is removed.
+pub(crate) fn draft_of(folder: &Path) -> Result<PathBuf> {
+    let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let parent = folder.parent().unwrap_or(Path::new("/"));
+    let prefix = format!("{name}.draft.");
+    for entry in fs::read_dir(parent).map_err(Error::io("list", parent))? {
+        let entry = entry.map_err(Error::io("list", parent))?;
+        if entry.file_name().to_string_lossy().starts_with(&prefix) {
+            remove_tree(&entry.path())?;
+        }
+    }
+    Ok(parent.join(format!("{prefix}{}", std::process::id())))
 }
 
 pub(crate) fn remove_tree(dir: &Path) -> Result<()> {
@@ -101,4 +114,28 @@ fn flush(dir: &Path) -> Result<()> {
 pub(crate) fn digest(text: &str) -> u64 {
     text.bytes()
         .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_draft_replaces_those_of_killed_processes_and_nothing_else() {
+        let dir = std::env::temp_dir().join(format!("xtask-draft-{}", std::process::id()));
+        for name in ["kafka-1.draft.1/part", "kafka-1.draft.2", "kafka-2.draft.1", "kafka-1"] {
+            fs::create_dir_all(dir.join(name)).unwrap();
+        }
+        let draft = draft_of(&dir.join("kafka-1")).unwrap();
+        assert!(!draft.exists());
+        let mut left: Vec<_> = fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        left.sort();
+        assert_eq!(left, ["kafka-1", "kafka-2.draft.1"]);
+        remove_tree(&dir).unwrap();
+    }
+
+    #[test]
+    fn a_digest_is_the_same_in_every_build() {
+        assert_eq!(digest("a"), 0xaf63_dc4c_8601_ec8c);
+    }
 }

@@ -106,7 +106,7 @@ pub(crate) fn down(record: &Record) -> Result<()> {
     Ok(())
 }
 
-/// Deletes the data, not the programs.
+/// Deletes the data, not what Maven brought.
 pub(crate) fn wipe(stack: &Path, record: &Record) -> Result<()> {
     for dir in [&stack.join("kafka"), &stack.join("logs"), &record.postgres_home] {
         if dir.as_os_str().is_empty() {

@@ -163,8 +163,7 @@ fn find_server(stack: &Path, record: &Record, account: Option<Account>) -> Resul
     let programs = programs(&record.postgres_home);
     if !programs.is_dir() {
         let jar = files::ensure(stack, BUNDLE)?;
-        let draft = record.postgres_home.join(format!("{EMBEDDED}-programs.draft"));
-        files::remove_tree(&draft)?;
+        let draft = files::draft_of(&programs)?;
         make_dir(&draft, account)?;
         let archive = archive_in(&jar)?;
         let file = fs::File::open(&archive).map_err(Error::io("open", &archive))?;
@@ -186,8 +185,7 @@ fn archive_in(folder: &Path) -> Result<PathBuf> {
 }
 
 fn make_cluster(server: &Server, data: &Path, account: Option<Account>) -> Result<()> {
-    let draft = data.with_file_name(format!("{}.draft", server.name));
-    files::remove_tree(&draft)?;
+    let draft = files::draft_of(data)?;
     files::remove_tree(data)?;
     make_dir(&draft, account)?;
     let password = data.with_file_name("password");
