@@ -36,7 +36,12 @@ pub(crate) async fn run(config: &Effective, until_empty: bool) -> Result<(), Fai
     crate::database::check_url(&config.database_url(Side::Outbox)?)?;
     let shutdown = signals::shutdown().map_err(|source| Failure::failed(NoSignals { source }))?;
     let Summary { published, stopped, .. } = baton_relay::run(settings, until, shutdown).await?;
-    println!("published {published} messages");
+    if until_empty {
+        println!("published {published} messages");
+    } else {
+        // A service's last line belongs to its log.
+        tracing::info!(published, "the relay has ended");
+    }
     if stopped.is_empty() {
         return Ok(());
     }

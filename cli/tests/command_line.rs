@@ -277,7 +277,11 @@ fn sigterm_ends_a_relay_that_is_still_starting_with_0() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("postgres://app:{SECRET}@{}/x", silent.local_addr().unwrap());
     let mut command = baton(&["relay"]);
-    command.env("DATABASE_URL", &url).env("KAFKA_BROKERS", "127.0.0.1:1").stdout(Stdio::null()).stderr(Stdio::piped());
+    command
+        .env("DATABASE_URL", &url)
+        .env("KAFKA_BROKERS", "127.0.0.1:1")
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped());
     let relay = command.spawn().unwrap();
     let (mut connection, _) = silent.accept().unwrap();
     // Its first bytes: it is past the point where it set up its signal handlers.

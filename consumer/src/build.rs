@@ -129,7 +129,7 @@ impl Builder {
         }
     }
 
-    /// The topics to read. They must exist. Required; adds to what was given before.
+    /// The topics to read. They must exist. Required; adds to what was given before, and one given twice counts once.
     #[must_use]
     pub fn topics<T: Into<String>>(mut self, topics: impl IntoIterator<Item = T>) -> Self {
         self.topics.extend(topics.into_iter().map(Into::into));
@@ -237,7 +237,7 @@ impl WithHandler {
             name,
             pool,
             kafka,
-            topics,
+            mut topics,
             group,
             retry,
             scope,
@@ -252,6 +252,8 @@ impl WithHandler {
         if topics.is_empty() {
             return Err(Error::NoTopics);
         }
+        topics.sort();
+        topics.dedup();
         for topic in &topics {
             let longest = dead_letter::replay_topic(topic, &name);
             if !is_topic_text(topic) || longest.len() > 249 {

@@ -80,13 +80,11 @@ impl DeadLetters {
             Ok(()) => acknowledged.await.map_err(|_| Error::Replaced { topic: topic.to_owned() })?,
             Err(error) => Err(error),
         };
-        match delivered {
-            Ok(()) => Ok(()),
-            Err(error) => {
-                self.replace_if_dead(&producer)?;
-                Err(refused(error))
-            }
-        }
+        let Err(error) = delivered else { return Ok(()) };
+        let replaced = self.replace_if_dead(&producer);
+        // A producer waits for its thread when it is dropped.
+        drop(tokio::task::spawn_blocking(move || drop(producer)));
+        replaced.and(Err(refused(error)))
     }
 
     fn current(&self) -> Arc<ThreadedProducer<Context>> {

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::future::Future;
 use std::marker::PhantomData;
+use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
 use sqlx::{Postgres, Transaction};
@@ -14,7 +15,8 @@ use crate::{Decode, Delivery, Verdict};
 /// Whatever is done through `tx` is done once. What is done elsewhere (a call, a mail) is not: it may be done again after
 /// a rollback. Neither commit nor roll back `tx` by SQL of your own; savepoints are fine.
 ///
-/// A panic is caught: the transaction is rolled back and the record goes to the dead-letter topic with cause `panic`.
+/// A panic is caught, where panics unwind: the transaction is rolled back and the record goes to the dead-letter topic with
+/// cause `panic`.
 ///
 /// ```
 /// use baton_consumer::{Delivery, Failure, Handler, Json, Verdict};
@@ -61,6 +63,14 @@ pub trait Handler: Send + Sync + 'static {
         delivery: &Delivery<Self::Payload>,
         tx: &mut Transaction<'_, Postgres>,
     ) -> impl Future<Output = Verdict> + Send;
+}
+
+impl<H: Handler> Handler for Arc<H> {
+    type Payload = H::Payload;
+
+    async fn handle(&self, delivery: &Delivery<H::Payload>, tx: &mut Transaction<'_, Postgres>) -> Verdict {
+        H::handle(self, delivery, tx).await
+    }
 }
 
 /// Makes a [`Handler`] of a closure.

@@ -70,6 +70,21 @@ impl Record {
         }
     }
 
+    #[cfg(test)]
+    pub(crate) fn bare(topic: &str, partition: i32, offset: i64) -> Self {
+        let topic = topic.into();
+        Self {
+            topic,
+            partition,
+            offset,
+            timestamp_ms: None,
+            key: None,
+            payload: None,
+            headers: Kept::None,
+            size: OVERHEAD,
+        }
+    }
+
     /// The topic that it was read from.
     #[must_use]
     pub fn topic(&self) -> &str {

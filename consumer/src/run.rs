@@ -41,8 +41,11 @@ pub enum Error {
     /// The database is a standby.
     #[error("the database is in recovery, so nothing can be written; connect to the primary")]
     InRecovery,
+    /// The role may not write to the inbox.
+    #[error("the database role may not read and write inbox.message; grant it baton_consumer")]
+    NotAllowed,
     /// The inbox cannot be looked at.
-    #[error("cannot look at the inbox")]
+    #[error("cannot look at the inbox; the database role must be a member of baton_consumer")]
     Check(#[source] sqlx::Error),
     /// The brokers cannot be reached.
     #[error(
@@ -172,7 +175,7 @@ async fn check_database(pool: &PgPool) -> Result<(), Error> {
     let look = async {
         let mut connection =
             PgConnection::connect_with(&pool.connect_options()).await.map_err(Error::Database)?;
-        let (migrated, in_recovery): (bool, bool) =
+        let (migrated, in_recovery, allowed): (bool, bool, bool) =
             sqlx::query_as(include_str!("../queries/inbox_check.sql"))
                 .fetch_one(&mut connection)
                 .await
@@ -182,6 +185,9 @@ async fn check_database(pool: &PgPool) -> Result<(), Error> {
         }
         if in_recovery {
             return Err(Error::InRecovery);
+        }
+        if !allowed {
+            return Err(Error::NotAllowed);
         }
         connection.close().await.map_err(Error::Check)
     };

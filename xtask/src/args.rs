@@ -13,6 +13,8 @@ usage: cargo xtask COMMAND
                                    or with PostgreSQL 18 by Maven
   down [--wipe]                    end what `up` started; --wipe deletes its data as well
   env                              print both addresses, for: eval \"$(cargo xtask env)\"
+  demo [--keep]                    tell the whole story on real servers: orders flow, a relay is
+                                   killed, nothing is lost or doubled; --keep leaves it running
   test [FILTER...]                 bring the stack up and pass every check, and every test whose
                                    name contains one of the filters
 
@@ -25,6 +27,7 @@ pub(crate) enum Task {
     Up { postgres: Option<Flavour> },
     Down { wipe: bool },
     Env,
+    Demo { keep: bool },
     Test { filter: Vec<String> },
 }
 
@@ -49,10 +52,12 @@ pub(crate) fn parse(args: impl IntoIterator<Item = String>) -> Result<Task> {
         ("down", []) => Ok(Task::Down { wipe: false }),
         ("down", ["--wipe"]) => Ok(Task::Down { wipe: true }),
         ("env", []) => Ok(Task::Env),
+        ("demo", []) => Ok(Task::Demo { keep: false }),
+        ("demo", ["--keep"]) => Ok(Task::Demo { keep: true }),
         ("test", filter) if !filter.iter().any(|name| name.starts_with('-')) => {
             Ok(Task::Test { filter: filter.iter().map(|name| (*name).to_owned()).collect() })
         }
-        ("up" | "down" | "env" | "test", rest) => {
+        ("up" | "down" | "env" | "demo" | "test", rest) => {
             Err(Error::Usage(format!("{command} does not take {}\n\n{USAGE}", rest.join(" "))))
         }
         _ => Err(Error::Usage(format!("there is no command {command}\n\n{USAGE}"))),

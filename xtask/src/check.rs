@@ -42,6 +42,11 @@ pub(crate) fn build(paths: &Paths) -> Result<()> {
     step("build", cargo(&["build", "--workspace", "--all-targets"]), paths)
 }
 
+/// Builds the two programs that a demo runs, and nothing else.
+pub(crate) fn build_programs(paths: &Paths) -> Result<()> {
+    step("build", cargo(&["build", "--package", "baton-cli", "--package", "orders"]), paths)
+}
+
 fn test_command(paths: &Paths, stack: &Stack, filter: &[String]) -> Command {
     let mut tests = cargo(&["test", "--workspace"]);
     if !filter.is_empty() {

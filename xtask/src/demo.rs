@@ -57,11 +57,27 @@ fn story(stage: &mut Stage) -> Result<()> {
     stage.wait_for("both relays to hold shards", 30, |s| s.holders() == ["relay-a", "relay-b"])?;
     tell(&stage.status()?.shares());
 
-    tell(&format!("placing {ORDERS} orders at {RATE}, each in one transaction with its message; 1 in 500 is poison, 1 in 50 fails twice"));
+    tell(&format!(
+        "placing {ORDERS} orders at {RATE}, each in one transaction with its message; 1 in 500 is poison, 1 in 50 fails twice"
+    ));
     stage.start(
         "place",
         "orders",
-        &["place", "--count", ORDERS, "--rate", RATE, "--keys", "200", "--writers", "8", "--poison", "0.002", "--flaky", "0.02"],
+        &[
+            "place",
+            "--count",
+            ORDERS,
+            "--rate",
+            RATE,
+            "--keys",
+            "200",
+            "--writers",
+            "8",
+            "--poison",
+            "0.002",
+            "--flaky",
+            "0.02",
+        ],
         &[],
     )?;
     stage.wait_for("orders to flow", 30, |s| s.lowest_position() > 300)?;
@@ -70,9 +86,15 @@ fn story(stage: &mut Stage) -> Result<()> {
     stage.kill("relay-a")?;
     let watch = Stopwatch::start();
     stage.wait_for("relay-b to take over", 30, |s| s.holders() == ["relay-b"])?;
-    tell(&format!("relay-b holds all shards {:.1} s later (leases last {LEASE}): {}", watch.seconds(), stage.status()?.generations()));
+    tell(&format!(
+        "relay-b holds all shards {:.1} s later (leases last {LEASE}): {}",
+        watch.seconds(),
+        stage.status()?.generations()
+    ));
 
-    tell("starting relay-a again: it gets its share back by a hand-over, without waiting for a lease to run out");
+    tell(
+        "starting relay-a again: it gets its share back by a hand-over, without waiting for a lease to run out",
+    );
     stage.start_relay("relay-a")?;
     stage.wait_for("relay-a to hold its share", 30, |s| s.holders() == ["relay-a", "relay-b"])?;
     tell(&stage.status()?.shares());
@@ -85,7 +107,9 @@ fn story(stage: &mut Stage) -> Result<()> {
     stage.wait_until_ended("place", 120)?;
     tell("waiting until everything committed is published");
     stage.run("baton", &["relay", "--until-empty"])?;
-    tell("comparing what was placed, what is on the topic, what was billed and what is in the dead-letter topic");
+    tell(
+        "comparing what was placed, what is on the topic, what was billed and what is in the dead-letter topic",
+    );
     stage.run("orders", &["check", "--wait", "60"])
 }
 
@@ -162,7 +186,10 @@ impl Stage {
     fn kill(&mut self, name: &str) -> Result<()> {
         let Some(index) = self.children.iter().position(|(n, _)| n == name) else { return Ok(()) };
         let (_, mut child) = self.children.remove(index);
-        child.kill().and_then(|()| child.wait()).map_err(|source| Error::Io { what: format!("kill {name}"), source })?;
+        child
+            .kill()
+            .and_then(|()| child.wait())
+            .map_err(|source| Error::Io { what: format!("kill {name}"), source })?;
         Ok(())
     }
 
@@ -213,7 +240,10 @@ impl Stage {
                 Ok(Some(status)) if status.success() => drop(self.children.remove(index)),
                 Ok(Some(status)) => {
                     let name = name.clone();
-                    return Err(Error::failed(format!("{name} ended with {status}:\n{}", command::log_tail(&self.log(&name)))));
+                    return Err(Error::failed(format!(
+                        "{name} ended with {status}:\n{}",
+                        command::log_tail(&self.log(&name))
+                    )));
                 }
                 Err(source) => return Err(Error::Io { what: format!("wait for {name}"), source }),
             }
@@ -223,7 +253,11 @@ impl Stage {
 
     fn leave_running(&mut self) {
         for (name, child) in self.children.drain(..) {
-            tell(&format!("{name} goes on as process {}, its log is {}", child.id(), show(&self.logs, &name)));
+            tell(&format!(
+                "{name} goes on as process {}, its log is {}",
+                child.id(),
+                show(&self.logs, &name)
+            ));
         }
         tell("look at it with: eval \"$(cargo xtask env)\"; target/debug/baton status");
     }
@@ -271,8 +305,11 @@ impl Status {
 
     fn shares(&self) -> String {
         let relays = self.0.get("relays").and_then(Value::as_array);
-        let shares: Vec<String> =
-            relays.into_iter().flatten().map(|r| format!("{} holds shards {}", r["owner"].as_str().unwrap_or("?"), r["shards"])).collect();
+        let shares: Vec<String> = relays
+            .into_iter()
+            .flatten()
+            .map(|r| format!("{} holds shards {}", r["owner"].as_str().unwrap_or("?"), r["shards"]))
+            .collect();
         if shares.is_empty() { "no relay holds a shard".to_owned() } else { shares.join(", ") }
     }
 

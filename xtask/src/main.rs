@@ -3,6 +3,7 @@
 //! | command | does |
 //! |---|---|
 //! | `up`, `down`, `env` | Postgres and Kafka for this workspace, see [`stack`] |
+//! | `demo` | the whole story on real servers, see [`demo`] |
 //! | `test` | every check in the order in which a failure is cheapest, see [`check`] |
 //!
 //! Messages for people go to stderr; stdout carries only what is asked for (`env`) or what a step prints.
@@ -11,6 +12,7 @@
 mod args;
 mod check;
 mod command;
+mod demo;
 mod error;
 mod paths;
 mod stack;
@@ -54,6 +56,7 @@ fn run(task: Task) -> Result<()> {
             println!("export KAFKA_BROKERS='{}'", stack.kafka_brokers);
             Ok(())
         }
+        Task::Demo { keep } => demo::demo(&paths, keep),
         Task::Test { filter } => check::test(&paths, &filter),
     }
 }

@@ -283,3 +283,120 @@ impl Assignment {
         std::mem::take(&mut self.stragglers)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    const LIMITS: Limits = Limits { lane_rows: 100, lane_bytes: 1 << 20, total_bytes: 1 << 20 };
+
+    /// Lanes that settle whatever they are given, or that hold on to it for ever.
+    fn assignment(settle: fn(i64) -> bool) -> Assignment {
+        let spawn: Spawn = Arc::new(move |mut inlet: Inlet| {
+            Box::pin(async move {
+                while let Some(record) = inlet.records.recv().await {
+                    if !settle(record.offset()) {
+                        std::future::pending::<()>().await;
+                    }
+                    inlet.reporter.settled(record.offset(), record.size());
+                }
+            })
+        });
+        Assignment::new(Handle::current(), spawn, LIMITS)
+    }
+
+    fn partition() -> Partition {
+        Partition { topic: "orders".into(), number: 0 }
+    }
+
+    fn hand(assignment: &mut Assignment, offset: i64) {
+        assert_eq!(assignment.hand(Record::bare("orders", 0, offset), &partition()), Handed::Flows);
+    }
+
+    async fn until(assignment: &mut Assignment, mut reached: impl FnMut(&mut Assignment) -> bool) {
+        let waited = async {
+            loop {
+                assignment.collect().unwrap();
+                if reached(assignment) {
+                    return;
+                }
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(10), waited).await.expect("waited in vain");
+    }
+
+    #[tokio::test]
+    async fn what_is_settled_is_due_once_and_again_only_when_the_group_does_not_have_it() {
+        let mut assignment = assignment(|_| true);
+        assignment.open(partition(), None);
+        hand(&mut assignment, 4);
+        let mut due = Vec::new();
+        until(&mut assignment, |assignment| {
+            due = assignment.due();
+            !due.is_empty()
+        })
+        .await;
+        assert_eq!(due, [(partition(), 5)]);
+        assert!(assignment.due().is_empty());
+        assert_eq!(assignment.unconfirmed(), [partition()]);
+
+        assignment.confirm(&partition(), Some(3));
+        assert_eq!(assignment.due(), [(partition(), 5)], "the group does not have it");
+        assignment.confirm(&partition(), Some(5));
+        assert!(
+            assignment.due().is_empty() && assignment.unconfirmed().is_empty() && assignment.all_confirmed()
+        );
+    }
+
+    #[tokio::test]
+    async fn what_a_lane_reports_after_its_partition_was_closed_is_not_heard() {
+        let mut assignment = assignment(|offset| offset < 7);
+        assignment.open(partition(), None);
+        let old = assignment.lanes[&partition()].id;
+        hand(&mut assignment, 6);
+        hand(&mut assignment, 7);
+        until(&mut assignment, |assignment| assignment.lanes[&partition()].offsets.to_commit() == Some(7))
+            .await;
+        assert_eq!(assignment.close(&[partition()]), [(partition(), 7)]);
+        assert_eq!(assignment.stragglers.len(), 1, "it still runs");
+
+        assignment.open(partition(), Some(7));
+        hand(&mut assignment, 7);
+        assignment.hear(Report::Settled { lane: old, offset: 7, bytes: 1 }).unwrap();
+        assignment.hear(Report::Ended { lane: old }).unwrap();
+        assert_eq!(assignment.due(), [], "the old lane's word counts for nothing");
+    }
+
+    #[tokio::test]
+    async fn a_lane_that_ends_unasked_is_found() {
+        let mut assignment = Assignment::new(Handle::current(), Arc::new(|_| Box::pin(async {})), LIMITS);
+        assignment.open(partition(), None);
+        let found = async {
+            while assignment.collect().is_ok() {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(10), found).await.expect("it was not found");
+    }
+
+    #[tokio::test]
+    async fn a_record_of_a_partition_that_is_not_open_is_dropped() {
+        let mut assignment = assignment(|_| true);
+        assert_eq!(assignment.hand(Record::bare("orders", 0, 1), &partition()), Handed::NotOurs);
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    async fn stopping_waits_for_the_deadline_at_most() {
+        let mut assignment = assignment(|_| false);
+        assignment.open(partition(), None);
+        hand(&mut assignment, 1);
+        let begun = Instant::now();
+        assignment.stop(&[partition()], begun + Duration::from_millis(50));
+        assert!(begun.elapsed() < Duration::from_secs(5));
+        assert!(assignment.close(&[partition()]).is_empty());
+        assert_eq!(assignment.take_stragglers().len(), 1);
+    }
+}

@@ -61,7 +61,7 @@ pub(crate) struct Reporter {
 }
 
 impl Reporter {
-    fn settled(&self, offset: i64, bytes: usize) {
+    pub(super) fn settled(&self, offset: i64, bytes: usize) {
         // The poll thread is gone only when nothing counts any more.
         let _ = self.reports.send(Report::Settled { lane: self.lane, offset, bytes });
     }

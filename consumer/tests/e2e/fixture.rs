@@ -46,7 +46,7 @@ where
         match ask().await {
             Ok(answer) => return answer,
             Err(status) => {
-                assert!(Instant::now() < deadline, "waited in vain until {what}; at last: {status}")
+                assert!(Instant::now() < deadline, "waited in vain until {what}; at last: {status}");
             }
         }
         tokio::time::sleep(Duration::from_millis(20)).await;

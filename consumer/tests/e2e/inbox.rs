@@ -397,3 +397,46 @@ fn other_scopes_and_other_consumers_do_not_meet() {
         assert!(matches!(pay(&shipping, "k", b"3").await.unwrap(), Once::Fresh(_)));
     });
 }
+
+#[test]
+fn a_claim_costs_the_same_whatever_the_inbox_holds() {
+    in_world(1, |world| async move {
+        sqlx::raw_sql(
+            "INSERT INTO inbox.message (consumer, scope, key, fingerprint, state, finished_at)
+             SELECT 'billing', 'payments', 'old-' || n, 'v1:sha256:00', 'done', now() FROM generate_series(1, 100000) n;
+             ANALYZE inbox.message",
+        )
+        .execute(&world.pool)
+        .await
+        .unwrap();
+        for (key, sql) in [
+            ("old-50000", include_str!("../../queries/message_claim.sql")),
+            ("new", include_str!("../../queries/message_claim.sql")),
+        ] {
+            let explain = format!("EXPLAIN (ANALYZE, BUFFERS, COSTS OFF, TIMING OFF) {sql}");
+            let plan: Vec<String> = sqlx::query_scalar(sqlx::AssertSqlSafe(explain))
+                .bind("billing")
+                .bind("payments")
+                .bind(key)
+                .bind("v1:sha256:00")
+                .bind(1_i32)
+                .bind(None::<i64>)
+                .bind(None::<String>)
+                .bind(None::<i32>)
+                .bind(None::<i64>)
+                .fetch_all(&world.pool)
+                .await
+                .unwrap();
+            let plan = plan.join("\n");
+            assert!(!plan.contains("Seq Scan"), "{plan}");
+            let buffers: u32 = plan
+                .lines()
+                .find_map(|line| line.trim().strip_prefix("Buffers: shared "))
+                .unwrap()
+                .split_whitespace()
+                .filter_map(|part| part.split_once('=').and_then(|(_, count)| count.parse::<u32>().ok()))
+                .sum();
+            assert!(buffers < 40, "{plan}");
+        }
+    });
+}

@@ -3,6 +3,12 @@
 //! Each test has a database and topics of its own and a hard time-out. Tests wait on signals or ask boundedly for a state
 //! ([`fixture::eventually`]); they never wait for time to pass.
 
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a helper of a test fails the test as the test itself would"
+)]
+
 mod failure;
 mod fixture;
 mod inbox;

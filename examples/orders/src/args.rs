@@ -121,6 +121,9 @@ pub(crate) fn print(verdict: &Verdict) {
             println!("{name}: {}", orders.join(", "));
         }
     }
+    if summary.phantom > 0 {
+        println!("(a topic that another database's orders were published to has phantoms too)");
+    }
     println!("{verdict}");
 }
 

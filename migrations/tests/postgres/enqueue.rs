@@ -110,7 +110,8 @@ async fn a_hundred_thousand_messages_go_in_one_statement_and_in_order() {
                 .await
                 .unwrap();
         assert_eq!((statements, transactions), (1, 1));
-        let rows: Vec<(Uuid, String, Option<Vec<u8>>, Option<String>)> = sqlx::query_as(
+        type Stored = (Uuid, String, Option<Vec<u8>>, Option<String>);
+        let rows: Vec<Stored> = sqlx::query_as(
             "SELECT id, idempotency_key, payload, headers::text FROM outbox.message ORDER BY position",
         )
         .fetch_all(&mut c)

@@ -213,7 +213,7 @@ async fn a_message_with_the_largest_key_can_be_parked() {
     fixture::outbox(async |db| {
         let mut c = db.connect().await;
         // Random, so that no index can compress it.
-        let key: String = std::iter::repeat_with(|| fastrand::alphanumeric()).take(65536).collect();
+        let key: String = std::iter::repeat_with(fastrand::alphanumeric).take(65536).collect();
         for (position, state) in [(1_i64, "blocked"), (2, "blocked")] {
             sqlx::query(
                 "INSERT INTO outbox.parked (id, position, shard, topic, key, created_at, state, generation)

@@ -4,8 +4,18 @@
 //! |---|---|
 //! | [`envelope`] | what is inserted by SQL alone is what any Kafka consumer reads |
 //! | [`partitions`] | keys land where Java's own producer puts them |
+//! | [`ownership`] | one owner a generation: kills, hand-overs, zombies, cut connections |
+//! | [`refusals`] | what Kafka refuses stops its shard and nothing else |
+//! | [`status`] | the JSON of `baton status` |
+//! | [`bad_input`] | one clear message, the right exit code, no password |
+//! | [`plans`] | what a poll costs does not depend on what waits or stays open |
 //! | [`under_fire`] | nothing is lost, forged or reordered while everything is killed; planted bugs are found |
 
+mod bad_input;
 mod envelope;
+mod ownership;
 mod partitions;
+mod plans;
+mod refusals;
+mod status;
 mod under_fire;

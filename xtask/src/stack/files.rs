@@ -75,7 +75,8 @@ fn place(stack: &Path, bundle: Bundle) -> PathBuf {
 }
 
 /// Where a folder is prepared before it gets its name: a place of this process, because a program that a
-/// killed one had started may still be writing to that one's. What killed ones left is removed.
+/// killed one had started may still be writing to that one's. What killed ones left is removed, as far as
+/// that goes while somebody writes there.
 pub(crate) fn draft_of(folder: &Path) -> Result<PathBuf> {
     let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let parent = folder.parent().unwrap_or(Path::new("/"));
@@ -83,7 +84,7 @@ pub(crate) fn draft_of(folder: &Path) -> Result<PathBuf> {
     for entry in fs::read_dir(parent).map_err(Error::io("list", parent))? {
         let entry = entry.map_err(Error::io("list", parent))?;
         if entry.file_name().to_string_lossy().starts_with(&prefix) {
-            remove_tree(&entry.path())?;
+            let _ = fs::remove_dir_all(entry.path());
         }
     }
     Ok(parent.join(format!("{prefix}{}", std::process::id())))

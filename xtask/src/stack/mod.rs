@@ -31,7 +31,7 @@ use std::path::{Path, PathBuf};
 pub(crate) use compose::has_plugin as has_compose;
 use probe::Answer;
 use record::{Record, Way};
-pub(crate) use wait::Stopwatch;
+pub(crate) use wait::{Deadline, Stopwatch, briefly};
 
 use crate::error::{Error, Result};
 use crate::paths::Paths;
