@@ -129,7 +129,7 @@ pub enum Error {
         #[source]
         source: sqlx::Error,
     },
-    /// Two lost halves: sqlx's bookkeeping refused what was judged fine a moment ago.
+    /// sqlx's own bookkeeping refused what was judged fine a moment before.
     #[error("cannot run the migrations of the {line}")]
     Bookkeeping {
         /// The line.

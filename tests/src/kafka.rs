@@ -201,6 +201,35 @@ impl Kafka {
         .await
     }
 
+    /// How many records a group has not committed yet.
+    ///
+    /// # Errors
+    ///
+    /// When the broker does not answer.
+    pub async fn lag(&self, group: &str, topic: &str) -> Outcome<i64> {
+        let (mut config, topic) = (self.config(), topic.to_owned());
+        config.set("group.id", group);
+        blocking(move || {
+            let consumer: BaseConsumer = config.create()?;
+            let ends = watermarks(&consumer, &topic)?;
+            let mut partitions = TopicPartitionList::new();
+            for (partition, ..) in &ends {
+                partitions.add_partition(&topic, *partition);
+            }
+            let committed = consumer.committed_offsets(partitions, REQUEST)?;
+            Ok(ends
+                .iter()
+                .map(|(partition, low, high)| {
+                    match committed.find_partition(&topic, *partition).map(|found| found.offset()) {
+                        Some(Offset::Offset(at)) => high - at,
+                        _ => high - low,
+                    }
+                })
+                .sum())
+        })
+        .await
+    }
+
     /// All records that are in the topic now, partition by partition in order of offset.
     ///
     /// # Errors

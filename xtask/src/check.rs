@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn filters_go_to_the_test_runner_with_the_addresses() {
-        let stack = Stack { database_url: "d".to_owned(), kafka_brokers: "k".to_owned() };
+        let stack = Stack { database_url: "d".to_owned(), kafka_brokers: "k".to_owned(), ours: true };
         let command = test_command(&paths(), &stack, &["one".to_owned(), "two".to_owned()]);
         let args: Vec<_> = command.get_args().collect();
         assert_eq!(args, ["test", "--workspace", "--", "one", "two"]);

@@ -48,7 +48,8 @@ pub(crate) fn demo(paths: &Paths, keep: bool) -> Result<()> {
 
 fn story(stage: &mut Stage) -> Result<()> {
     tell("setting up: migrations for outbox and inbox, the tables and topics of the orders service");
-    stage.run("orders", &["setup"])?;
+    // On servers of our own the demo starts afresh; on given ones nothing of anybody's is dropped.
+    stage.run("orders", if stage.stack.ours { &["setup", "--fresh"] } else { &["setup"] })?;
 
     tell("starting two relays, which share the 8 shards by leases, and the consumer that bills orders");
     stage.start_relay("relay-a")?;

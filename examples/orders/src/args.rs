@@ -21,7 +21,12 @@ pub(crate) struct Cli {
 #[derive(Subcommand)]
 pub(crate) enum Command {
     /// Make what is needed: both migrations, the tables, the topic; may be repeated
-    Setup,
+    Setup {
+        /// Forget an earlier run first: drop the schemas outbox, inbox, orders and billing of this database, the topics
+        /// orders and orders.billing.* and the group billing
+        #[arg(long)]
+        fresh: bool,
+    },
     /// Place orders, each in one transaction with its message
     Place {
         /// How many

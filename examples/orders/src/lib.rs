@@ -28,3 +28,6 @@ pub const CONSUMER: &str = "billing";
 
 /// Where orders wait that could not be billed: `<topic>.<consumer>.dlt`.
 pub const DEAD_LETTERS: &str = "orders.billing.dlt";
+
+/// Where the consumer kit looks for dead letters that are replayed.
+pub const REPLAYS: &str = "orders.billing.replay";

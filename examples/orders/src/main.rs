@@ -69,7 +69,11 @@ async fn run(command: Command) -> Result<(), Failure> {
     let database_url = variable("DATABASE_URL", "postgres://user:password@host:5432/database")?;
     database::options(&database_url).map_err(|e| Failure::Usage(Box::new(e)))?;
     match command {
-        Command::Setup => {
+        Command::Setup { fresh } => {
+            if fresh {
+                setup::forget(&database_url, &brokers()?).await?;
+                println!("forgot an earlier run, if there was one");
+            }
             let topic = setup::run(&database_url, &brokers()?).await?;
             let topic = match topic {
                 setup::Topic::Made => "made",

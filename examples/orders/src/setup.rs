@@ -1,4 +1,7 @@
 //! `orders setup`: both migration lines, the example's tables, the topic. Each may be there already.
+//!
+//! `--fresh` forgets an earlier run first. Database and topic belong together: orders of another database on the topic
+//! would be billed, and are phantoms to the check.
 
 use std::time::Duration;
 
@@ -8,7 +11,7 @@ use rdkafka::client::DefaultClientContext;
 use rdkafka::config::ClientConfig;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 
-use crate::{TOPIC, database};
+use crate::{CONSUMER, DEAD_LETTERS, REPLAYS, TOPIC, database};
 
 /// Enough for a few consumers to share the work.
 const PARTITIONS: i32 = 6;
@@ -35,8 +38,8 @@ pub enum Error {
         /// What librdkafka said.
         source: KafkaError,
     },
-    /// The brokers do not make the topic.
-    #[error("Kafka refuses to create topic {TOPIC}: {code}")]
+    /// The brokers do not make the topic, or do not let it go.
+    #[error("Kafka refuses to create or delete topic {TOPIC}: {code}")]
     Topic {
         /// The reason.
         code: RDKafkaErrorCode,
@@ -66,14 +69,43 @@ pub async fn run(database_url: &str, brokers: &str) -> Result<Topic, Error> {
     create_topic(brokers).await
 }
 
+/// Drops everything an earlier run has left in this database and on these brokers.
+///
+/// # Errors
+/// When the database or the brokers cannot be used, or the brokers keep a topic.
+pub async fn forget(database_url: &str, brokers: &str) -> Result<(), Error> {
+    let mut connection = database::connect(&database::options(database_url)?).await?;
+    sqlx::raw_sql(include_str!("../queries/schemas_drop.sql")).execute(&mut connection).await.map_err(
+        |source| database::Error::Statement { operation: "drop what an earlier run left", source },
+    )?;
+    let failed = |source| Error::Kafka { brokers: brokers.to_owned(), source };
+    let admin = admin(brokers).map_err(failed)?;
+    let gone = admin.delete_topics(&[TOPIC, DEAD_LETTERS, REPLAYS], &options()).await.map_err(failed)?;
+    for answer in gone {
+        match answer {
+            Ok(_) | Err((_, RDKafkaErrorCode::UnknownTopicOrPartition)) => {}
+            Err((_, code)) => return Err(Error::Topic { code }),
+        }
+    }
+    // A group that never was, or that somebody still is a member of, keeps no offset that matters: its topic is gone.
+    drop(admin.delete_groups(&[CONSUMER], &options()).await);
+    Ok(())
+}
+
+fn admin(brokers: &str) -> Result<AdminClient<DefaultClientContext>, KafkaError> {
+    ClientConfig::new().set("bootstrap.servers", brokers).create()
+}
+
+fn options() -> AdminOptions {
+    AdminOptions::new().request_timeout(Some(PATIENCE)).operation_timeout(Some(PATIENCE))
+}
+
 async fn create_topic(brokers: &str) -> Result<Topic, Error> {
     let failed = |source| Error::Kafka { brokers: brokers.to_owned(), source };
-    let admin: AdminClient<DefaultClientContext> =
-        ClientConfig::new().set("bootstrap.servers", brokers).create().map_err(failed)?;
+    let admin = admin(brokers).map_err(failed)?;
     // Minus one: as many replicas as the brokers make by default.
     let topic = NewTopic::new(TOPIC, PARTITIONS, TopicReplication::Fixed(-1));
-    let options = AdminOptions::new().request_timeout(Some(PATIENCE)).operation_timeout(Some(PATIENCE));
-    let answers = admin.create_topics([&topic], &options).await.map_err(failed)?;
+    let answers = admin.create_topics([&topic], &options()).await.map_err(failed)?;
     match answers.into_iter().next() {
         None | Some(Ok(_)) => Ok(Topic::Made),
         Some(Err((_, RDKafkaErrorCode::TopicAlreadyExists))) => Ok(Topic::WasThere),

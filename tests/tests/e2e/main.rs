@@ -7,11 +7,13 @@
 //! | [`ownership`] | one owner a generation: kills, hand-overs, zombies, cut connections |
 //! | [`refusals`] | what Kafka refuses stops its shard and nothing else |
 //! | [`status`] | the JSON of `baton status` |
+//! | [`effects`] | a consumer applies each message once, whatever it is fed and whenever it dies |
 //! | [`bad_input`] | one clear message, the right exit code, no password |
 //! | [`plans`] | what a poll costs does not depend on what waits or stays open |
 //! | [`under_fire`] | nothing is lost, forged or reordered while everything is killed; planted bugs are found |
 
 mod bad_input;
+mod effects;
 mod envelope;
 mod ownership;
 mod partitions;

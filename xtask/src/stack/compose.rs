@@ -78,5 +78,9 @@ pub(crate) fn addresses() -> Result<Stack> {
         _ => Ok(default),
     };
     let (postgres, kafka) = (port("BATON_POSTGRES_PORT", 55432)?, port("BATON_KAFKA_PORT", 59092)?);
-    Ok(Stack { database_url: super::postgres::url(postgres), kafka_brokers: format!("127.0.0.1:{kafka}") })
+    Ok(Stack {
+        database_url: super::postgres::url(postgres),
+        kafka_brokers: format!("127.0.0.1:{kafka}"),
+        ours: true,
+    })
 }

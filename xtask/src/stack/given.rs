@@ -18,7 +18,9 @@ pub(crate) fn from_environment() -> Result<Option<Stack>> {
 
 fn pair(database_url: Option<String>, kafka_brokers: Option<String>) -> Result<Option<Stack>> {
     match (database_url, kafka_brokers) {
-        (Some(database_url), Some(kafka_brokers)) => Ok(Some(Stack { database_url, kafka_brokers })),
+        (Some(database_url), Some(kafka_brokers)) => {
+            Ok(Some(Stack { database_url, kafka_brokers, ours: false }))
+        }
         (None, None) => Ok(None),
         (Some(_), None) => Err(Error::Usage(
             "DATABASE_URL is set but KAFKA_BROKERS is not: set both, or neither for a stack of our own"

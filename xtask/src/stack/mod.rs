@@ -50,11 +50,17 @@ pub(crate) enum Flavour {
 pub(crate) struct Stack {
     pub(crate) database_url: String,
     pub(crate) kafka_brokers: String,
+    /// Started for this workspace, so that nothing in it is anybody's data.
+    pub(crate) ours: bool,
 }
 
 impl Stack {
     fn of(record: &Record) -> Self {
-        Self { database_url: record.database_url.clone(), kafka_brokers: record.kafka_brokers.clone() }
+        Self {
+            database_url: record.database_url.clone(),
+            kafka_brokers: record.kafka_brokers.clone(),
+            ours: true,
+        }
     }
 
     /// Whether both servers of a stack of ours serve now; the error says which does not, and why.
@@ -170,7 +176,10 @@ pub(crate) fn down(paths: &Paths, wipe: bool) -> Result<()> {
 /// The addresses in the environment, unless they are our own stack's: then it is ours to repair.
 fn given_by_others(record: Option<&Record>) -> Result<Option<Stack>> {
     let given = given::from_environment()?;
-    Ok(given.filter(|given| record.map(Stack::of).as_ref() != Some(given)))
+    let is_ours = |given: &Stack| {
+        record.is_some_and(|r| r.database_url == given.database_url && r.kafka_brokers == given.kafka_brokers)
+    };
+    Ok(given.filter(|given| !is_ours(given)))
 }
 
 /// Makes the directory, takes its lock, waiting if need be, and gives its real path.
