@@ -14,6 +14,9 @@ use rdkafka::types::RDKafkaConfRes;
 use crate::build;
 
 /// The brokers and any librdkafka properties (TLS, SASL, fetch sizes, compression…).
+///
+/// Where nothing else is given `session.timeout.ms` is 10,000, `queued.min.messages` 1,000 and
+/// `queued.max.messages.kbytes` 16,384; librdkafka's own defaults hold for the rest.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Kafka {
     /// `host:port`, several separated by commas.
@@ -55,8 +58,13 @@ impl Kafka {
     /// The consumer's settings. What is set after the user's properties is not negotiable.
     pub(crate) fn consumer(&self, group: &str) -> ClientConfig {
         let mut config = ClientConfig::new();
-        // A pause throws away what librdkafka has fetched ahead, so little of it is kept.
-        config.set("queued.min.messages", "1000").set("queued.max.messages.kbytes", "16384");
+        config
+            .set("client.id", format!("baton-consumer-{group}"))
+            // How long the partitions of a process that was killed wait for another one.
+            .set("session.timeout.ms", "10000")
+            // A pause throws away what librdkafka has fetched ahead, so little of it is kept.
+            .set("queued.min.messages", "1000")
+            .set("queued.max.messages.kbytes", "16384");
         self.pass_through(&mut config);
         config
             .set("group.id", group)

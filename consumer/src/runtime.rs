@@ -18,11 +18,14 @@
 //! *Shutdown.* As a revocation of everything; then the consumer leaves the group. What outlives the deadline is
 //! cancelled: its connection is closed, and the server rolls back.
 
-pub(crate) mod assignment;
 pub(crate) mod budget;
 pub(crate) mod lane;
-pub(crate) mod offsets;
-pub(crate) mod poll;
+
+mod assignment;
+mod membership;
+mod next;
+mod offsets;
+mod poll;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -41,7 +44,8 @@ use crate::run::Error;
 use assignment::Assignment;
 use budget::Limits;
 use lane::Spawn;
-use poll::{Context, Poller};
+use membership::Context;
+use poll::Poller;
 
 /// Tells lanes apart for the life of a consumer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

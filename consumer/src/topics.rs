@@ -5,6 +5,7 @@
 //! topics of one's own are created where that is allowed, with as many partitions as the original; where it is not, the
 //! consumer starts all the same and says what is missing, because most records need neither.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use baton_protocol::dead_letter;
@@ -30,6 +31,8 @@ pub enum DeadLetterTopics {
     Expect,
 }
 
+type Admin = AdminClient<DefaultClientContext>;
+
 /// Checks and creates.
 pub(crate) async fn prepare(
     kafka: &Kafka,
@@ -37,13 +40,25 @@ pub(crate) async fn prepare(
     topics: &[String],
     own: DeadLetterTopics,
 ) -> Result<(), run::Error> {
-    let admin = AdminClient::from_config(&kafka.admin()).map_err(run::Error::Client)?;
-    let admin = std::sync::Arc::new(admin);
+    let admin = Arc::new(AdminClient::from_config(&kafka.admin()).map_err(run::Error::Client)?);
+    let prepared = look_and_create(&admin, kafka, consumer, topics, own).await;
+    // It waits for its thread when it is dropped.
+    drop(tokio::task::spawn_blocking(move || drop(admin)).await);
+    prepared
+}
+
+async fn look_and_create(
+    admin: &Arc<Admin>,
+    kafka: &Kafka,
+    consumer: &str,
+    topics: &[String],
+    own: DeadLetterTopics,
+) -> Result<(), run::Error> {
     let brokers = || kafka.brokers.clone();
     let mut counts = Vec::with_capacity(topics.len());
     let mut missing = Vec::new();
     for topic in topics {
-        match partitions(&admin, topic)
+        match partitions(admin, topic)
             .await
             .map_err(|source| run::Error::Brokers { brokers: brokers(), source })?
         {
@@ -62,10 +77,10 @@ pub(crate) async fn prepare(
         let letters = dead_letter::topic(topic, consumer);
         let replays = dead_letter::replay_topic(topic, consumer);
         for (own, keep) in [(&letters, Keep::ForEver), (&replays, Keep::AsTheBrokerDoes)] {
-            if let Ok(Found::Partitions(_)) = partitions(&admin, own).await {
+            if let Ok(Found::Partitions(_)) = partitions(admin, own).await {
                 continue;
             }
-            match create(&admin, topic, own, count, keep).await {
+            match create(admin, topic, own, count, keep).await {
                 Ok(()) => tracing::info!(topic = %own, partitions = count, "created"),
                 Err(error) => tracing::warn!(
                     topic = %own,
@@ -85,11 +100,8 @@ enum Found {
 }
 
 /// Asks the brokers, off the runtime's threads.
-async fn partitions(
-    admin: &std::sync::Arc<AdminClient<DefaultClientContext>>,
-    topic: &str,
-) -> Result<Found, KafkaError> {
-    let (admin, topic) = (std::sync::Arc::clone(admin), topic.to_owned());
+async fn partitions(admin: &Arc<Admin>, topic: &str) -> Result<Found, KafkaError> {
+    let (admin, topic) = (Arc::clone(admin), topic.to_owned());
     let answer = tokio::task::spawn_blocking(move || {
         let metadata = admin.inner().fetch_metadata(Some(&topic), PATIENCE)?;
         let Some(found) = metadata.topics().iter().find(|found| found.name() == topic) else {
@@ -114,7 +126,7 @@ enum Keep {
 
 /// A dead letter is kept until somebody deletes it, and may be as large and as old as its record plus the headers.
 async fn create(
-    admin: &AdminClient<DefaultClientContext>,
+    admin: &Admin,
     original: &str,
     topic: &str,
     partitions: i32,
@@ -142,7 +154,7 @@ async fn create(
     }
 }
 
-async fn submit(admin: &AdminClient<DefaultClientContext>, topic: &NewTopic<'_>) -> Result<(), KafkaError> {
+async fn submit(admin: &Admin, topic: &NewTopic<'_>) -> Result<(), KafkaError> {
     let answers = admin.create_topics([topic], &options()).await?;
     for answer in answers {
         match answer {
@@ -154,7 +166,7 @@ async fn submit(admin: &AdminClient<DefaultClientContext>, topic: &NewTopic<'_>)
 }
 
 /// The original's limit and room for the headers; none where it may not be read.
-async fn max_message_bytes(admin: &AdminClient<DefaultClientContext>, topic: &str) -> Option<String> {
+async fn max_message_bytes(admin: &Admin, topic: &str) -> Option<String> {
     const HEADERS: i64 = 64 * 1024;
     let answers = admin.describe_configs([&ResourceSpecifier::Topic(topic)], &options()).await.ok()?;
     let resource = answers.into_iter().next()?.ok()?;

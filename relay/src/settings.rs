@@ -8,7 +8,7 @@ use std::fmt;
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
-use baton_protocol::lease::Terms;
+use baton_protocol::lease::{self, Terms};
 use rdkafka::ClientConfig;
 
 /// Everything a relay needs to know.
@@ -171,6 +171,8 @@ const OWNED: &[(&str, &[&str], &str)] = &[
     ("queue.buffering.max.kbytes", &[], "the relay bounds what is in flight: set publish.in_flight_bytes"),
     ("bootstrap.servers", &[], "set kafka.brokers (or KAFKA_BROKERS)"),
     ("metadata.broker.list", &[], "set kafka.brokers (or KAFKA_BROKERS)"),
+    ("test.mock.num.brokers", &["0"], "a mock broker acknowledges what no broker has"),
+    ("plugin.library.paths", &[], "what a plugin does to records is out of the relay's sight"),
     ("delivery.report.only.error", &["false"], "progress follows delivery reports"),
 ];
 
@@ -187,8 +189,11 @@ impl Settings {
             "relay.owner",
             "must have 1 to 255 bytes".into(),
         )?;
-        Terms::new(self.lease_ttl, Some(self.lease_margin))
-            .map_err(|e| Error::Range { key: "lease", reason: e.to_string() })?;
+        Terms::new(self.lease_ttl, Some(self.lease_margin)).map_err(|e| {
+            let key =
+                if matches!(e, lease::Error::MarginTooLong { .. }) { "lease.margin" } else { "lease.ttl" };
+            Error::Range { key, reason: e.to_string() }
+        })?;
         range(
             self.lease_margin <= self.lease_ttl / 2,
             "lease.margin",

@@ -251,14 +251,37 @@ impl Kafka {
     ///
     /// The first refusal.
     pub async fn produce(&self, topic: &str, drafts: Vec<Draft>) -> Outcome {
+        self.produce_as(None, topic, drafts).await
+    }
+
+    /// The same in one transaction, whose marker is then the last offset of each partition written to.
+    ///
+    /// # Errors
+    ///
+    /// The first refusal, or that of the transaction.
+    pub async fn produce_in_transaction(&self, topic: &str, drafts: Vec<Draft>) -> Outcome {
+        self.produce_as(Some(format!("{topic}-transaction")), topic, drafts).await
+    }
+
+    async fn produce_as(&self, transaction: Option<String>, topic: &str, drafts: Vec<Draft>) -> Outcome {
         let (mut config, topic) = (self.config(), topic.to_owned());
         config.set("enable.idempotence", "true").set("partitioner", "murmur2_random").set("linger.ms", "5");
+        if let Some(id) = &transaction {
+            config.set("transactional.id", id);
+        }
         blocking(move || {
             let producer: BaseProducer<Refusals> = config.create_with_context(Refusals::default())?;
+            if transaction.is_some() {
+                producer.init_transactions(PATIENCE)?;
+                producer.begin_transaction()?;
+            }
             for draft in &drafts {
                 send(&producer, &topic, draft)?;
             }
             producer.flush(PATIENCE)?;
+            if transaction.is_some() {
+                producer.commit_transaction(PATIENCE)?;
+            }
             match producer.context().first() {
                 None => Ok(()),
                 Some(refusal) => crate::fail!("write to {topic}: {refusal}"),
@@ -278,6 +301,23 @@ impl Kafka {
         Ok(())
     }
 
+    /// Deletes every consumer group that begins with `prefix` and has no member any more. Best effort.
+    pub(crate) async fn delete_groups_of(&self, prefix: &str) -> Outcome {
+        let (config, prefix) = (self.config(), prefix.to_owned());
+        let doomed: Vec<String> = blocking(move || {
+            let consumer: BaseConsumer = config.create()?;
+            let groups = consumer.fetch_group_list(None, REQUEST)?;
+            let names = groups.groups().iter().map(|group| group.name().to_owned());
+            Ok(names.filter(|name| name.starts_with(&prefix)).collect())
+        })
+        .await?;
+        if !doomed.is_empty() {
+            let doomed: Vec<&str> = doomed.iter().map(String::as_str).collect();
+            self.admin()?.delete_groups(&doomed, &options()).await?;
+        }
+        Ok(())
+    }
+
     /// Deletes what tests of long ago left behind. Best effort.
     pub(crate) async fn sweep(&self, now: i64) -> Outcome {
         let names = self.topics().await?;
@@ -292,7 +332,8 @@ impl Kafka {
         Ok(())
     }
 
-    async fn topics(&self) -> Outcome<Vec<String>> {
+    /// The names of all topics of the cluster.
+    pub(crate) async fn topics(&self) -> Outcome<Vec<String>> {
         let config = self.config();
         blocking(move || {
             let consumer: BaseConsumer = config.create()?;

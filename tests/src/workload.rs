@@ -100,6 +100,7 @@ impl Writers {
         while let Some(done) = self.tasks.join_next().await {
             let done = done?;
             all.commits += done.commits;
+            all.messages += done.messages;
             all.rollbacks += done.rollbacks;
             all.broken += done.broken;
         }
@@ -112,6 +113,8 @@ impl Writers {
 pub struct Done {
     /// Commits that were confirmed.
     pub commits: u64,
+    /// Messages in them. More than the table holds in the end: a crash has taken commits back.
+    pub messages: i64,
     /// Transactions rolled back on purpose.
     pub rollbacks: u64,
     /// Transactions that an error ended.
@@ -144,20 +147,23 @@ impl Writer {
         }
         while !*stopped.borrow() {
             connection.execute("BEGIN").await?;
-            self.transaction(&mut connection).await?;
+            let messages = self.transaction(&mut connection).await?;
             if self.chance(0.1) {
                 connection.execute("ROLLBACK").await?;
                 done.rollbacks += 1;
             } else {
                 connection.execute("COMMIT").await?;
                 done.commits += 1;
+                done.messages += messages;
             }
         }
         connection.close().await?;
         Ok(())
     }
 
-    async fn transaction(&mut self, connection: &mut PgConnection) -> Outcome {
+    /// Everything between BEGIN and the decision; gives how many messages are to be committed.
+    async fn transaction(&mut self, connection: &mut PgConnection) -> Outcome<i64> {
+        let mut enqueued = 0;
         if self.chance(0.4) {
             // The transaction id is older than the aggregate's lock.
             connection.execute("INSERT INTO elsewhere VALUES (1)").await?;
@@ -178,6 +184,7 @@ impl Writer {
                 _ => 1,
             };
             self.enqueue(connection, key, messages).await?;
+            enqueued += messages;
             if self.chance(0.1) {
                 connection.execute("SAVEPOINT undone").await?;
                 self.enqueue(connection, key, 1).await?;
@@ -190,7 +197,7 @@ impl Writer {
         if self.chance(0.03) {
             self.pause(400).await;
         }
-        Ok(())
+        Ok(enqueued)
     }
 
     /// Locks the aggregate, counts it up and enqueues one message for each number.

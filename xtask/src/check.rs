@@ -42,9 +42,10 @@ pub(crate) fn build(paths: &Paths) -> Result<()> {
     step("build", cargo(&["build", "--workspace", "--all-targets"]), paths)
 }
 
-/// Builds the two programs that a demo runs, and nothing else.
+/// Builds the programs that a demo runs. Of the whole workspace, so that the dependencies get the features with which the
+/// tests want them too: a demo before the tests costs no second build.
 pub(crate) fn build_programs(paths: &Paths) -> Result<()> {
-    step("build", cargo(&["build", "--package", "baton-cli", "--package", "orders"]), paths)
+    step("build", cargo(&["build", "--workspace", "--bins"]), paths)
 }
 
 fn test_command(paths: &Paths, stack: &Stack, filter: &[String]) -> Command {

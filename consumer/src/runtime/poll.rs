@@ -4,25 +4,20 @@
 //! synchronous commit can wait for ever, and of an asynchronous one nobody is told how it went. So from time to time, and
 //! at the end, the group is asked what it has, and what is not there is committed again. What is lost all the same is
 //! read again and found done.
-//!
-//! *Where reading starts.* At the group's committed offset; at the beginning where it has none. librdkafka is told never
-//! to reset an offset: one that the broker no longer has stops its partition with an error, because whoever owns the
-//! records must decide. If the committed offsets cannot be read, the assignment is given back and asked for anew.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use rdkafka::config::RDKafkaLogLevel;
-use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer, ConsumerContext, RebalanceProtocol};
-use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
+use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer};
+use rdkafka::error::{KafkaError, KafkaResult};
 use rdkafka::message::BorrowedMessage;
-use rdkafka::types::RDKafkaRespErr;
-use rdkafka::{ClientContext, Message, Offset, TopicPartitionList};
+use rdkafka::{Message, Offset, TopicPartitionList};
 use tokio::time::Instant;
 
 use super::Drained;
-use super::assignment::{Assignment, Commit, Died, Handed, Partition};
+use super::assignment::{Died, Handed, Partition};
+use super::membership::{Context, LOOK_UP_PATIENCE, Membership, is_reset, list, names};
 use crate::Record;
 use crate::run::Error;
 
@@ -32,170 +27,6 @@ const COMMIT_EVERY: Duration = Duration::from_millis(200);
 const CONFIRM_EVERY: Duration = Duration::from_secs(5);
 /// How long the last commit may take, after the lanes have ended.
 const LAST_COMMIT_PATIENCE: Duration = Duration::from_secs(5);
-const LOOK_UP_PATIENCE: Duration = Duration::from_secs(5);
-/// The same complaint of librdkafka is a warning once in this time.
-const REPEAT_AFTER: Duration = Duration::from_secs(30);
-
-/// What librdkafka's callbacks work on. They run on the poll thread, inside `poll`.
-pub(super) struct Context {
-    state: Mutex<State>,
-    drain_deadline: Duration,
-}
-
-struct State {
-    assignment: Assignment,
-    membership: Membership,
-    complaint: Option<(String, Instant)>,
-    /// Partitions that librdkafka has stopped reading, and that were reported.
-    stopped: Vec<Partition>,
-    /// When the shutdown's patience ends; a revocation in between does not add to it.
-    end: Option<Instant>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Membership {
-    Member,
-    /// The assignment was given back: leave the group and join it anew.
-    JoinAgain,
-}
-
-impl Context {
-    pub(super) fn new(assignment: Assignment, drain_deadline: Duration) -> Self {
-        let state = State {
-            assignment,
-            membership: Membership::Member,
-            complaint: None,
-            stopped: Vec::new(),
-            end: None,
-        };
-        Self { state: Mutex::new(state), drain_deadline }
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn assigned(&self, consumer: &BaseConsumer<Self>, given: &TopicPartitionList) {
-        let list = match starts(consumer, given) {
-            Ok(list) => list,
-            Err(error) => {
-                tracing::warn!(%error, "cannot read the group's committed offsets; the assignment is given back and asked for anew");
-                self.state().membership = Membership::JoinAgain;
-                TopicPartitionList::new()
-            }
-        };
-        {
-            let mut state = self.state();
-            for element in list.elements() {
-                let partition =
-                    Partition { topic: state.assignment.topic(element.topic()), number: element.partition() };
-                let started = match element.offset() {
-                    Offset::Offset(offset) => Some(offset),
-                    _ => None,
-                };
-                state.stopped.retain(|stopped| *stopped != partition);
-                state.assignment.open(partition, started);
-            }
-        }
-        let assigned = match consumer.rebalance_protocol() {
-            RebalanceProtocol::Cooperative => consumer.incremental_assign(&list),
-            RebalanceProtocol::Eager | RebalanceProtocol::None => consumer.assign(&list),
-        };
-        if let Err(error) = assigned {
-            tracing::warn!(%error, "cannot take the assignment; it is given back and asked for anew");
-            let partitions = self.partitions(&list);
-            let mut state = self.state();
-            state.assignment.close(&partitions);
-            state.membership = Membership::JoinAgain;
-            return;
-        }
-        // A pause outlives a rebalance, and the lanes are new.
-        if let Err(error) = consumer.resume(&list) {
-            tracing::warn!(%error, "cannot resume what was assigned");
-        }
-        tracing::info!(partitions = %names(&list), "assigned");
-    }
-
-    fn revoked(&self, consumer: &BaseConsumer<Self>, taken: &TopicPartitionList) {
-        let lost = consumer.assignment_lost();
-        let partitions = self.partitions(taken);
-        let patience = if lost { Duration::ZERO } else { self.drain_deadline };
-        let settled = {
-            let mut state = self.state();
-            let deadline = state.end.unwrap_or_else(|| Instant::now() + patience);
-            state.assignment.stop(&partitions, deadline);
-            state.assignment.close(&partitions)
-        };
-        if !lost && !settled.is_empty() {
-            // Sent before we leave: both go to the coordinator one after the other.
-            if let Err(error) = list(&settled).and_then(|list| consumer.commit(&list, CommitMode::Async)) {
-                tracing::warn!(%error, "cannot commit on revocation; the next owner reads some records again");
-            }
-        }
-        let unassigned = match consumer.rebalance_protocol() {
-            RebalanceProtocol::Cooperative => consumer.incremental_unassign(taken),
-            RebalanceProtocol::Eager | RebalanceProtocol::None => consumer.unassign(),
-        };
-        if let Err(error) = unassigned {
-            tracing::warn!(%error, "cannot give the partitions up");
-        }
-        tracing::info!(partitions = %names(taken), lost, "revoked");
-    }
-
-    fn partitions(&self, list: &TopicPartitionList) -> Vec<Partition> {
-        let mut state = self.state();
-        list.elements()
-            .iter()
-            .map(|element| Partition {
-                topic: state.assignment.topic(element.topic()),
-                number: element.partition(),
-            })
-            .collect()
-    }
-}
-
-impl ClientContext for Context {
-    fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
-        super::librdkafka_log(level, facility, message);
-    }
-
-    fn stats_raw(&self, _: &[u8]) {}
-
-    fn error(&self, error: KafkaError, reason: &str) {
-        // This one is looked into by the poll loop, which knows the partitions.
-        if is_reset(&error) {
-            return;
-        }
-        let text = format!("{error}: {reason}");
-        let mut state = self.state();
-        let repeated = state
-            .complaint
-            .as_ref()
-            .is_some_and(|(said, at)| *said == error.to_string() && at.elapsed() < REPEAT_AFTER);
-        if repeated {
-            tracing::debug!(error = text, "Kafka");
-            return;
-        }
-        state.complaint = Some((error.to_string(), Instant::now()));
-        if needs_somebody(&error) {
-            tracing::error!(
-                error = text,
-                "Kafka refuses; see that the topic exists and that this consumer's principal may read it"
-            );
-        } else {
-            tracing::warn!(error = text, "Kafka does not answer as it should; the consumer goes on trying");
-        }
-    }
-}
-
-impl ConsumerContext for Context {
-    fn rebalance(&self, consumer: &BaseConsumer<Self>, event: RDKafkaRespErr, list: &mut TopicPartitionList) {
-        match event {
-            RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS => self.assigned(consumer, list),
-            _ => self.revoked(consumer, list),
-        }
-    }
-}
 
 /// The loop around the consumer.
 pub(super) struct Poller {
@@ -416,68 +247,4 @@ impl Poller {
         }
         state.assignment.take_stragglers()
     }
-}
-
-/// Where each partition starts: at the group's offset, or at the beginning where it has none.
-fn starts(consumer: &BaseConsumer<Context>, given: &TopicPartitionList) -> KafkaResult<TopicPartitionList> {
-    let mut asked = TopicPartitionList::new();
-    for element in given.elements() {
-        asked.add_partition(element.topic(), element.partition());
-    }
-    if asked.count() == 0 {
-        return Ok(asked);
-    }
-    let committed = consumer.committed_offsets(asked, LOOK_UP_PATIENCE)?;
-    let mut list = TopicPartitionList::new();
-    for element in committed.elements() {
-        element.error()?;
-        let offset = match element.offset() {
-            Offset::Offset(offset) => Offset::Offset(offset),
-            _ => Offset::Beginning,
-        };
-        list.add_partition_offset(element.topic(), element.partition(), offset)?;
-    }
-    Ok(list)
-}
-
-fn list(commits: &[Commit]) -> KafkaResult<TopicPartitionList> {
-    let mut list = TopicPartitionList::new();
-    for (partition, offset) in commits {
-        list.add_partition_offset(&partition.topic, partition.number, Offset::Offset(*offset))?;
-    }
-    Ok(list)
-}
-
-fn names(list: &TopicPartitionList) -> String {
-    let names: Vec<String> = list
-        .elements()
-        .iter()
-        .map(|element| format!("{}[{}]", element.topic(), element.partition()))
-        .collect();
-    names.join(" ")
-}
-
-fn is_reset(error: &KafkaError) -> bool {
-    matches!(
-        error.rdkafka_error_code(),
-        Some(
-            RDKafkaErrorCode::AutoOffsetReset
-                | RDKafkaErrorCode::OffsetOutOfRange
-                | RDKafkaErrorCode::LogTruncation
-        )
-    )
-}
-
-fn needs_somebody(error: &KafkaError) -> bool {
-    matches!(
-        error.rdkafka_error_code(),
-        Some(
-            RDKafkaErrorCode::UnknownTopicOrPartition
-                | RDKafkaErrorCode::UnknownTopic
-                | RDKafkaErrorCode::TopicAuthorizationFailed
-                | RDKafkaErrorCode::GroupAuthorizationFailed
-                | RDKafkaErrorCode::Authentication
-                | RDKafkaErrorCode::SaslAuthenticationFailed
-        )
-    )
 }

@@ -92,7 +92,7 @@ impl World {
         admin.execute(AssertSqlSafe(format!("CREATE DATABASE {name}"))).await.unwrap();
         let options = database_url().parse::<PgConnectOptions>().unwrap().database(&name);
         let pool = PgPoolOptions::new().max_connections(12).connect_with(options.clone()).await.unwrap();
-        pool.execute(include_str!("../../../migrations/inbox/0001_inbox.sql")).await.unwrap();
+        baton_migrations::migrate_inbox(&mut pool.acquire().await.unwrap()).await.unwrap();
         pool.execute(
             "CREATE TABLE effect (nr bigserial PRIMARY KEY, key text, payload bytea, at_offset bigint)",
         )
@@ -311,7 +311,14 @@ pub(crate) struct Running {
 impl Running {
     pub(crate) fn start(consumer: Consumer) -> Self {
         let (stop, stopped) = oneshot::channel();
-        let task = tokio::spawn(consumer.run(async { drop(stopped.await) }));
+        let running = consumer.run(async { drop(stopped.await) });
+        let task = tokio::spawn(async move {
+            let ended = running.await;
+            if let Err(error) = &ended {
+                println!("the consumer ended: {error:?}");
+            }
+            ended
+        });
         Self { stop: Some(stop), task }
     }
 

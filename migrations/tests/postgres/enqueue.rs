@@ -224,7 +224,6 @@ async fn a_missing_outbox_and_a_missing_privilege_say_what_to_do() {
         let mut stranger = db.login("").await;
         let error = enqueue(&mut stranger.connection, &message).await.unwrap_err();
         assert!(matches!(error, Error::Denied { .. }), "{error}");
-        stranger.drop_role(db).await;
     })
     .await;
 }

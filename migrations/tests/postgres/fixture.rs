@@ -1,4 +1,4 @@
-//! A database for each test, dropped at its end whatever happened in it.
+//! A database for each test, dropped at its end, with the roles made for it, whatever happened in it.
 
 use std::panic::{AssertUnwindSafe, resume_unwind};
 use std::str::FromStr as _;
@@ -58,6 +58,16 @@ pub(crate) async fn with_options(create: &str, test: impl AsyncFnOnce(&Database)
         .execute(AssertSqlSafe(format!("DROP DATABASE {name} WITH (FORCE)")))
         .await
         .expect("drop the database");
+    // Roles belong to the whole cluster; what they owned went with the database.
+    let roles: Vec<String> =
+        sqlx::query_scalar("SELECT rolname::text FROM pg_roles WHERE starts_with(rolname::text, $1)")
+            .bind(&name)
+            .fetch_all(&mut admin)
+            .await
+            .expect("list the test's roles");
+    for role in roles {
+        admin.execute(AssertSqlSafe(format!("DROP ROLE {role}"))).await.expect("drop a login role");
+    }
     if let Err(panic) = outcome.expect("a test takes at most a minute") {
         resume_unwind(panic);
     }
@@ -68,9 +78,9 @@ impl Database {
         PgConnection::connect_with(&self.options).await.expect("connect to the test's database")
     }
 
-    /// A connection of a new login role that is in a group role and nothing else. Call [`Login::drop_role`] at the end.
+    /// A connection of a new login role with these attributes of `CREATE ROLE`.
     pub(crate) async fn login(&self, attributes: &str) -> Login {
-        let role = format!("baton_test_{:016x}", fastrand::u64(..));
+        let role = format!("{}_{:08x}", self.name, fastrand::u32(..));
         let mut admin = self.connect().await;
         let create = format!("CREATE ROLE {role} LOGIN PASSWORD 'correct horse' {attributes}");
         admin.execute(AssertSqlSafe(create)).await.expect("create a login role");
@@ -84,18 +94,6 @@ impl Database {
 pub(crate) struct Login {
     pub(crate) connection: PgConnection,
     pub(crate) role: String,
-}
-
-impl Login {
-    /// Removes the role, which belongs to the whole cluster.
-    pub(crate) async fn drop_role(self, db: &Database) {
-        self.connection.close().await.expect("close");
-        let mut admin = db.connect().await;
-        for statement in ["REASSIGN OWNED BY {} TO CURRENT_USER", "DROP OWNED BY {}", "DROP ROLE {}"] {
-            let statement = statement.replace("{}", &self.role);
-            admin.execute(AssertSqlSafe(statement)).await.expect("drop the login role");
-        }
-    }
 }
 
 /// The error code and constraint with which Postgres refuses a statement.

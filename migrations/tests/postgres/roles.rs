@@ -29,8 +29,6 @@ async fn a_producer_enqueues_in_every_way() {
         tx.commit().await.unwrap();
         let ids: i64 = value(&mut *c, "SELECT count(DISTINCT id) FROM outbox.message").await;
         assert_eq!(ids, 8);
-
-        producer.drop_role(db).await;
     })
     .await;
 }
@@ -69,7 +67,6 @@ async fn a_producer_can_do_nothing_else() {
             refusal(c, "INSERT INTO outbox.message (topic, position) VALUES ('t', 1)").await.0,
             "428C9"
         );
-        producer.drop_role(db).await;
     })
     .await;
 }
@@ -178,12 +175,10 @@ async fn every_role_of_a_service_can_check_the_state_and_a_stranger_is_told_what
         for group in ["baton_relay", "baton_operator", "baton_readonly"] {
             let mut login = db.login(&format!("IN ROLE {group}")).await;
             assert_eq!(check(&mut login.connection, Line::Outbox).await.unwrap(), State::Current, "{group}");
-            login.drop_role(db).await;
         }
         let mut stranger = db.login("").await;
         let error = check(&mut stranger.connection, Line::Outbox).await.unwrap_err();
         assert!(matches!(error, Error::Denied { doing: "read", .. }), "{error}");
-        stranger.drop_role(db).await;
     })
     .await;
 }
@@ -218,7 +213,6 @@ async fn producers_enqueue_where_public_may_not_execute_functions() {
         let message = Message::builder("t").key("k").header("h", "v").bytes(*b"1");
         baton_outbox::enqueue(&mut producer.connection, &message).await.unwrap();
         producer.connection.execute("SELECT outbox.enqueue('t', 'k', '{}')").await.unwrap();
-        producer.drop_role(db).await;
     })
     .await;
 }

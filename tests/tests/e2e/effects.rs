@@ -124,6 +124,19 @@ fn records_that_cannot_be_applied_become_dead_letters_and_those_behind_them_flow
 }
 
 #[test]
+fn a_consumer_of_a_topic_that_does_not_exist_ends_with_the_topics_name() {
+    test(Duration::from_secs(60), Load::Light, async |harness: &mut Harness| {
+        let site = harness.site().await?;
+        let absent = site.topic_name("absent");
+        let launch = site.launch("consumer", program("effect_consumer")?).args([&absent, "group"]);
+        let ended = launch.finish(PATIENCE).await?;
+        assert_eq!(ended.status.code(), Some(1), "{ended}");
+        assert!(ended.stderr.contains(&format!("no such topic: {absent}; create it")), "{ended}");
+        Ok(())
+    });
+}
+
+#[test]
 fn what_the_relay_publishes_twice_takes_effect_once() {
     test(Duration::from_secs(90), Load::Light, async |harness: &mut Harness| {
         let site = harness.site().await?;

@@ -31,7 +31,13 @@ fn nothing_is_lost_forged_or_reordered_while_relays_broker_and_database_are_kill
         let killed = story.stack.crash_postgres()?;
         story.chaos(Duration::from_secs(8)).await?;
         let end = story.end().await?;
-        end.report("must show 4", &format!("broker away 15 s, {killed} Postgres processes killed"));
+        let taken_back = end.done.messages - i64::try_from(end.findings.committed)?;
+        end.report(
+            "must show 4",
+            &format!(
+                "; broker away 15 s; {killed} Postgres processes killed, {taken_back} confirmed messages taken back by it"
+            ),
+        );
 
         assert!(end.findings.wire_is_right(), "{}", end.findings);
         assert!(end.findings.committed >= 10_000, "too few to mean something: {}", end.findings);
@@ -229,10 +235,10 @@ async fn judge(site: &Site, topic: &str, done: Done, kills: u32, seed: u64) -> O
 
 impl End {
     fn report(&self, what: &str, more: &str) {
-        let Done { commits, rollbacks, broken } = self.done;
+        let Done { commits, rollbacks, broken, .. } = self.done;
         figure(&format!(
             "{what} (seed {}): {}; {} late; {} relays killed; {commits} commits, {rollbacks} rollbacks, {broken} \
-             broken; {more}",
+             broken{more}",
             self.seed, self.findings, self.late, self.kills
         ));
     }
