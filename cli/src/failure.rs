@@ -5,6 +5,8 @@
 use std::error::Error;
 use std::process::ExitCode;
 
+use baton_protocol::report;
+
 use crate::args::LogFormat;
 use crate::config;
 
@@ -32,7 +34,7 @@ impl Failure {
             Self::Usage(error) => (error, 2),
             Self::Failed(error) => (error, 1),
         };
-        let message = chain(error.as_ref());
+        let message = report::chain_in(error.as_ref(), words);
         match format {
             // One form for a log collector, whether or not RUST_LOG lets it through.
             LogFormat::Json if tracing::enabled!(tracing::Level::ERROR) => tracing::error!("{message}"),
@@ -51,46 +53,11 @@ impl From<config::Error> for Failure {
     }
 }
 
-/// The error and its causes in one line. Some causes repeat what the error above them said already; those are left out.
-fn chain(error: &(dyn Error + 'static)) -> String {
-    let mut message = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let text = words(error);
-        if !message.contains(&text) {
-            message.push_str(": ");
-            message.push_str(&text);
-        }
-        cause = error.source();
-    }
-    message
-}
-
 /// sqlx wraps what the server or the system said in words that help nobody.
 fn words(error: &(dyn Error + 'static)) -> String {
     match error.downcast_ref::<sqlx::Error>() {
         Some(sqlx::Error::Database(error)) => error.message().to_owned(),
         Some(sqlx::Error::Io(error)) => error.to_string(),
         _ => error.to_string(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[derive(Debug, thiserror::Error)]
-    #[error("{text}")]
-    struct Link {
-        text: &'static str,
-        source: Option<Box<Link>>,
-    }
-
-    #[test]
-    fn causes_follow_their_error_and_are_not_repeated() {
-        let innermost = Link { text: "refused", source: None };
-        let middle = Link { text: "io: refused", source: Some(Box::new(innermost)) };
-        let outermost = Link { text: "cannot connect", source: Some(Box::new(middle)) };
-        assert_eq!(chain(&outermost), "cannot connect: io: refused");
     }
 }

@@ -22,6 +22,12 @@ pub struct Applied {
     pub settings: Option<Settings>,
 }
 
+impl Applied {
+    fn changed(&self) -> bool {
+        !self.versions.is_empty() || !self.roles.is_empty()
+    }
+}
+
 /// Brings the outbox of a database up to date, and its settings to what is asked for. Without a wish a new outbox gets
 /// 8 shards and a slot period of 6 h, and one that exists keeps what it has.
 ///
@@ -43,12 +49,17 @@ pub async fn migrate_outbox(
     let line = Line::Outbox;
     let mut tx = begin(connection, line).await?;
     let (state, mut applied) = advance(&mut tx, line).await?;
-    applied.settings = Some(match state {
-        State::Missing => settings::create(&mut tx, wish).await?,
-        State::Behind { .. } | State::Current | State::Ahead { .. } => {
-            settings::update(&mut tx, wish).await?
-        }
+    let before = match state {
+        State::Missing => None,
+        State::Behind { .. } | State::Current | State::Ahead { .. } => Some(settings::read(&mut tx).await?),
+    };
+    applied.settings = Some(match before {
+        None => settings::create(&mut tx, wish).await?,
+        Some(_) => settings::update(&mut tx, wish).await?,
     });
+    if applied.settings != before || applied.changed() {
+        audit_write(&mut tx, &applied).await.map_err(|e| Error::migrate(line, e))?;
+    }
     tx.commit().await.map_err(|e| Error::migrate(line, e))?;
     Ok(applied)
 }
@@ -67,6 +78,9 @@ pub async fn migrate_inbox(connection: &mut PgConnection) -> Result<Applied, Err
     let line = Line::Inbox;
     let mut tx = begin(connection, line).await?;
     let (_, applied) = advance(&mut tx, line).await?;
+    if applied.changed() {
+        audit_write(&mut tx, &applied).await.map_err(|e| Error::migrate(line, e))?;
+    }
     tx.commit().await.map_err(|e| Error::migrate(line, e))?;
     Ok(applied)
 }
@@ -126,6 +140,23 @@ async fn server_read(connection: &mut PgConnection) -> Result<(i32, String, bool
 
 async fn lock_take(tx: &mut PgConnection) -> Result<(), sqlx::Error> {
     sqlx::query(include_str!("../queries/lock_take.sql")).execute(tx).await.map(drop)
+}
+
+/// Says who brought what up to date, in the transaction that does it.
+async fn audit_write(tx: &mut PgConnection, applied: &Applied) -> Result<(), sqlx::Error> {
+    let sql = match applied.line {
+        Line::Outbox => include_str!("../queries/outbox_audit_write.sql"),
+        Line::Inbox => include_str!("../queries/inbox_audit_write.sql"),
+    };
+    let settings = applied.settings.as_ref();
+    sqlx::query(sql)
+        .bind(&applied.versions)
+        .bind(&applied.roles)
+        .bind(settings.map(|s| i32::from(s.shards.get())))
+        .bind(settings.map(|s| s.slot_period.as_secs_f64()))
+        .execute(tx)
+        .await
+        .map(drop)
 }
 
 async fn roles_check(tx: &mut PgConnection, line: Line) -> Result<Vec<String>, sqlx::Error> {

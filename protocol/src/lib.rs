@@ -10,7 +10,8 @@
 //! * [`envelope`] — which headers a record carries, and which identity a consumer reads from them,
 //! * [`fingerprint`] — what makes two payloads the same,
 //! * [`retry`] — how long to wait before the next try,
-//! * [`dead_letter`] — what a record says that nobody could apply.
+//! * [`dead_letter`] — what a record says that nobody could apply,
+//! * [`report`] — an error and its causes in one line.
 //!
 //! Header names, the fingerprint and the topic names are a public format: golden tests hold them, and a change is a
 //! decision record.
@@ -21,6 +22,7 @@ pub mod dead_letter;
 pub mod envelope;
 pub mod fingerprint;
 pub mod lease;
+pub mod report;
 pub mod retry;
 
 mod rfc3339;

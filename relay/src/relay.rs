@@ -9,6 +9,7 @@ use std::pin::pin;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
+use baton_protocol::report::chain;
 use baton_protocol::retry;
 use futures_util::FutureExt as _;
 use tokio::time::Instant;
@@ -150,16 +151,4 @@ fn summary(process: &Process, closed: &Closed) -> Summary {
         Closed::Shutdown | Closed::Emptied => BTreeMap::new(),
     };
     Summary { published: process.published.total(), stopped }
-}
-
-/// An error with its causes, for the one place that logs it.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
 }

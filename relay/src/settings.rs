@@ -23,7 +23,7 @@ pub struct Settings {
     /// Names this relay in leases, logs and `status`. Default: `<host>-<pid>-<random>`. May be used again by a
     /// restarted process: what authorises a write is owner *and* generation.
     pub owner: String,
-    /// `ce_source` of every record. `None` is `/<database>`.
+    /// `ce_source` of every record, 1 to 512 bytes. `None` is `/<database>`.
     pub source: Option<String>,
     /// `content-type` of a record whose row does not set one. Default `application/json`.
     pub content_type: String,
@@ -216,7 +216,11 @@ impl Settings {
             "must be at most 1,000,000".into(),
         )?;
         range(!self.content_type.is_empty(), "relay.content_type", "must not be empty".into())?;
-        range(self.source.as_deref() != Some(""), "relay.source", "must not be empty".into())?;
+        range(
+            self.source.as_deref().is_none_or(|s| (1..=512).contains(&s.len())),
+            "relay.source",
+            "must have 1 to 512 bytes: with the message's id it is an identity, which consumers bound".into(),
+        )?;
         for (name, value) in &self.kafka_properties {
             if let Some((_, accepted, reason)) = OWNED.iter().find(|(owned, _, _)| owned == name)
                 && !accepted.iter().any(|a| a.eq_ignore_ascii_case(value))

@@ -342,10 +342,15 @@ mod tests {
             let draft = |n: i32| crate::Draft::new("k", n.to_string()).header("n", "x");
             site.kafka().produce(&topic, vec![draft(0)]).await?;
             site.kafka().produce_in_transaction(&topic, vec![draft(1), draft(2)]).await?;
+            // The broker writes the marker after it has confirmed the commit.
+            eventually("three records and a marker", Duration::from_secs(10), async || {
+                let count = site.kafka().count(&topic).await?;
+                if count == 4 { Ok(()) } else { fail!("{count} offsets") }
+            })
+            .await?;
             let records = site.kafka().records(&topic).await?;
             let seen: Vec<Option<&str>> = records.iter().map(crate::Record::payload_text).collect();
             assert_eq!(seen, [Some("0"), Some("1"), Some("2")]);
-            assert_eq!(site.kafka().count(&topic).await?, 4, "three records and a marker");
             Ok(())
         });
     }

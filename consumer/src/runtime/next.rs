@@ -1,4 +1,4 @@
-//! What follows an attempt, how long to wait for the next one, and how loudly to say so. Pure.
+//! What follows an attempt, how long to wait for the next one, and how loudly to say so. Decides and logs; does nothing.
 //!
 //! | what was seen | then |
 //! |---|---|

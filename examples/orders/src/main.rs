@@ -9,6 +9,7 @@ use std::error::Error;
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
+use baton_protocol::report::chain;
 use clap::Parser as _;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
@@ -154,25 +155,6 @@ fn shutdown() -> Result<impl Future<Output = ()> + Send, Failure> {
         // Resolves when the other end is dropped.
         let _ = asked_for.await;
     })
-}
-
-/// The error and its causes in one line; some causes repeat what the error above them said already.
-fn chain(error: &(dyn Error + 'static)) -> String {
-    let mut message = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let text = match error.downcast_ref::<sqlx::Error>() {
-            // Only what the server said, without the driver's wrapping.
-            Some(sqlx::Error::Database(error)) => error.message().to_owned(),
-            _ => error.to_string(),
-        };
-        if !message.contains(&text) {
-            message.push_str(": ");
-            message.push_str(&text);
-        }
-        cause = error.source();
-    }
-    message
 }
 
 macro_rules! failed {

@@ -37,6 +37,30 @@ async fn an_empty_database_is_missing_both_lines_and_current_after_migrating() {
 }
 
 #[tokio::test]
+async fn a_migration_that_changes_something_leaves_an_audit_row_and_another_leaves_none() {
+    fixture::empty(async |db| {
+        let mut c = db.connect().await;
+        for period in [None, None, Some(Duration::from_secs(3600)), Some(Duration::from_secs(3600))] {
+            migrate_outbox(&mut c, None, period).await.unwrap();
+            migrate_inbox(&mut c).await.unwrap();
+        }
+
+        let outbox: Vec<(String, i64, serde_json::Value)> =
+            sqlx::query_as("SELECT command, affected, arguments FROM outbox.audit ORDER BY id")
+                .fetch_all(&mut c)
+                .await
+                .unwrap();
+        assert_eq!(outbox.len(), 2, "{outbox:?}");
+        assert_eq!((outbox[0].0.as_str(), outbox[0].1), ("migrate outbox", 1));
+        assert_eq!(outbox[1].2["slot_period_seconds"], 3600.0);
+        let inbox: i64 =
+            value(&mut c, "SELECT count(*) FROM inbox.audit WHERE command = 'migrate inbox'").await;
+        assert_eq!(inbox, 1);
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn migrating_again_writes_nothing() {
     fixture::empty(async |db| {
         let mut c = db.connect().await;
