@@ -30,7 +30,7 @@ pub use failure::{Failure, Outcome};
 pub use harness::{Harness, Site};
 pub use java::kafka_tool;
 pub use kafka::{Draft, Kafka, Record};
-pub use own_stack::{OwnStack, kafka_jars};
+pub use own_stack::{Flush, OwnStack, kafka_jars};
 pub use place::{Place, program, workspace};
 pub use process::{Finished, Launch, Process};
 pub use run::{Load, figure, test};

@@ -10,8 +10,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
+use sqlx::{Connection, Executor};
 use tokio::sync::Mutex;
+use tokio::time::Instant;
 
+use crate::database;
 use crate::failure::{Failure, Outcome};
 use crate::guard;
 use crate::place::{self, Place};
@@ -20,6 +23,15 @@ use crate::wait::eventually;
 
 /// What a start from nothing may take on a busy machine, Maven's copying included.
 const START: Duration = Duration::from_secs(150);
+
+/// How soon Postgres puts commits on the disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Flush {
+    /// As by default.
+    Soon,
+    /// A tenth of a second late.
+    Late,
+}
 
 /// A stack of our own.
 #[derive(Debug, Clone)]
@@ -81,23 +93,74 @@ impl OwnStack {
         raise(&self.directory).await?.guard()
     }
 
-    /// SIGKILL to every child of the postmaster, sessions and background processes alike: Postgres then ends all the
-    /// rest, runs crash recovery and serves again by itself. Returns how many were killed; recovery is still under way.
+    /// Makes Postgres slow to put commits on the disk, or as it is by default: every flush waits 100 ms first, and nobody
+    /// flushes asynchronous commits in the background. What a crash then takes back is what a reader that does not wait
+    /// for the flush has long seen.
     ///
     /// # Errors
     ///
-    /// When there is no postmaster or it has no child.
-    pub fn crash_postgres(&self) -> Outcome<usize> {
+    /// When Postgres does not take the settings, for half a minute.
+    pub async fn flush(&self, pace: Flush) -> Outcome {
+        let statements = match pace {
+            Flush::Late => [
+                "ALTER SYSTEM SET commit_delay = 100000",
+                "ALTER SYSTEM SET commit_siblings = 0",
+                "ALTER SYSTEM SET wal_writer_delay = '10s'",
+                "ALTER SYSTEM SET wal_writer_flush_after = '1GB'",
+            ],
+            Flush::Soon => [
+                "ALTER SYSTEM RESET commit_delay",
+                "ALTER SYSTEM RESET commit_siblings",
+                "ALTER SYSTEM RESET wal_writer_delay",
+                "ALTER SYSTEM RESET wal_writer_flush_after",
+            ],
+        };
+        // It may be in the middle of its recovery.
+        eventually("Postgres to take settings", Duration::from_secs(30), async || {
+            let mut admin = database::connect(&self.place.database_url).await?;
+            for statement in statements {
+                admin.execute(statement).await?;
+            }
+            admin.execute("SELECT pg_reload_conf()").await?;
+            admin.close().await?;
+            Ok(())
+        })
+        .await
+    }
+
+    /// SIGKILL to every child of the postmaster, sessions and background processes alike: Postgres then ends all the
+    /// rest, runs crash recovery and serves again by itself. The moment is chosen: some of the log must not be on the disk
+    /// yet. Returns how many were killed; recovery is still under way.
+    ///
+    /// # Errors
+    ///
+    /// When there is no postmaster, or all of the log is on the disk for ten seconds: nothing writes.
+    pub async fn crash_postgres(&self) -> Outcome<usize> {
+        /// Bytes of log that make it likely that commits are among them.
+        const AHEAD: i64 = 32 << 10;
         let postmaster = self.postmaster().ok_or_else(|| Failure::new("the own Postgres does not run"))?;
-        let children = children(postmaster);
-        if children.is_empty() {
-            crate::fail!("the postmaster has no children to kill");
-        }
-        for child in &children {
+        let mut admin = database::connect(&self.place.database_url).await?;
+        let deadline = Instant::now() + Duration::from_secs(10);
+        let victims = loop {
+            // Found before they are needed: afterwards there is no time.
+            let victims = children(postmaster);
+            let ahead: i64 = sqlx::query_scalar(
+                "SELECT (pg_current_wal_insert_lsn() - pg_current_wal_flush_lsn())::bigint",
+            )
+            .fetch_one(&mut admin)
+            .await?;
+            if ahead >= AHEAD {
+                break victims;
+            }
+            if Instant::now() > deadline {
+                crate::fail!("the log on the disk is never {AHEAD} bytes behind");
+            }
+        };
+        for victim in &victims {
             // One that has just ended by itself is as dead.
-            signal(*child, Signal::KILL).ok();
+            signal(*victim, Signal::KILL).ok();
         }
-        Ok(children.len())
+        Ok(victims.len())
     }
 
     fn broker(&self) -> Option<i32> {

@@ -7,6 +7,7 @@
 //! *Revocation.* The lanes concerned are stopped and waited for, what they settled is committed unless the assignment was
 //! lost, and only then are the partitions given up.
 
+use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -33,7 +34,8 @@ pub(super) struct Context {
 pub(super) struct State {
     pub(super) assignment: Assignment,
     pub(super) membership: Membership,
-    complaint: Option<(String, Instant)>,
+    /// What librdkafka complained of, and when it was last said aloud.
+    complaints: HashMap<String, Instant>,
     /// Partitions that librdkafka has stopped reading, and that were reported.
     pub(super) stopped: Vec<Partition>,
     /// When the shutdown's patience ends; a revocation in between does not add to it.
@@ -52,7 +54,7 @@ impl Context {
         let state = State {
             assignment,
             membership: Membership::Member,
-            complaint: None,
+            complaints: HashMap::new(),
             stopped: Vec::new(),
             end: None,
         };
@@ -106,6 +108,7 @@ impl Context {
 
     fn revoked(&self, consumer: &BaseConsumer<Self>, taken: &TopicPartitionList) {
         let lost = consumer.assignment_lost();
+        tracing::debug!(partitions = %names(taken), lost, "revoking");
         let partitions = self.partitions(taken);
         let patience = if lost { Duration::ZERO } else { self.drain_deadline };
         let settled = {
@@ -156,15 +159,11 @@ impl ClientContext for Context {
         }
         let text = format!("{error}: {reason}");
         let mut state = self.state();
-        let repeated = state
-            .complaint
-            .as_ref()
-            .is_some_and(|(said, at)| *said == error.to_string() && at.elapsed() < REPEAT_AFTER);
-        if repeated {
+        if state.complaints.get(&error.to_string()).is_some_and(|said| said.elapsed() < REPEAT_AFTER) {
             tracing::debug!(error = text, "Kafka");
             return;
         }
-        state.complaint = Some((error.to_string(), Instant::now()));
+        state.complaints.insert(error.to_string(), Instant::now());
         if needs_somebody(&error) {
             tracing::error!(
                 error = text,

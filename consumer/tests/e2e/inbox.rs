@@ -196,32 +196,45 @@ fn an_action_that_fails_or_panics_leaves_no_trace() {
     });
 }
 
+/// Drops a call that waits for the reply to one statement, and then looks at the pool's only connection.
+async fn drop_half_way(world: &World, key: &str, statement: &'static str) {
+    let proxy = Proxy::start(&world.options).await;
+    let pool = proxy.pool(1).await;
+    let inbox = inbox(&pool);
+    proxy.hold_reply_to(statement);
+    let task = tokio::spawn({
+        let (inbox, key) = (inbox.clone(), key.to_owned());
+        async move { pay(&inbox, &key, b"").await }
+    });
+    proxy.holding().await;
+    task.abort();
+    assert!(task.await.unwrap_err().is_cancelled());
+    proxy.release();
+    let in_transaction: bool =
+        sqlx::query_scalar("SELECT state LIKE '%in transaction%' FROM pg_stat_activity WHERE pid = $1")
+            .bind(sqlx::query_scalar::<_, i32>("SELECT pg_backend_pid()").fetch_one(&pool).await.unwrap())
+            .fetch_one(&world.pool)
+            .await
+            .unwrap();
+    assert!(!in_transaction, "dropped at {statement}, the pool's only connection is in a transaction");
+    let again = pay(&inbox, key, b"").await.unwrap();
+    assert!(matches!(again, Once::Fresh(_) | Once::Duplicate(_)), "{again:?}");
+}
+
 #[test]
 fn a_call_that_is_dropped_half_way_leaves_no_open_transaction_in_the_pool() {
     in_world(1, |world| async move {
-        let pool = world.pool_of(1).await;
-        let inbox = inbox(&pool);
-        let entered = Arc::new(Notify::new());
-        let task = tokio::spawn({
-            let (inbox, entered) = (inbox.clone(), Arc::clone(&entered));
-            async move {
-                let action = async |tx: &mut Transaction<'_, Postgres>| {
-                    effect(tx, "dropped").await.unwrap();
-                    entered.notify_one();
-                    std::future::pending::<Verdict>().await
-                };
-                inbox.run_once("s", "dropped", b"", action).await
-            }
-        });
-        entered.notified().await;
-        task.abort();
-        let in_transaction: bool = sqlx::query_scalar("SELECT pg_current_xact_id_if_assigned() IS NOT NULL")
-            .fetch_one(&pool)
-            .await
-            .unwrap();
-        assert!(!in_transaction, "the pool's only connection is in a transaction");
-        assert!(matches!(pay(&inbox, "dropped", b"").await.unwrap(), Once::Fresh(_)));
-        assert_eq!(world.effect_keys().await, ["dropped"]);
+        let statements = [
+            "BEGIN ISOLATION",
+            "INSERT INTO inbox.message",
+            "INSERT INTO effect",
+            "UPDATE inbox.message",
+            "COMMIT\0",
+        ];
+        for (nr, statement) in statements.into_iter().enumerate() {
+            drop_half_way(&world, &nr.to_string(), statement).await;
+        }
+        assert_eq!(world.effects().await.len(), statements.len(), "each once");
     });
 }
 

@@ -1,5 +1,5 @@
-//! A TCP proxy in front of Postgres that can lose one reply: the server has done what it was told, and the client never
-//! hears of it.
+//! A TCP proxy in front of Postgres that can lose or hold one reply: the server has done what it was told, and the client
+//! never hears of it, or later.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -8,6 +8,7 @@ use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions, PgSslMode};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Notify;
 
 pub(crate) struct Proxy {
     options: PgConnectOptions,
@@ -19,6 +20,10 @@ struct State {
     /// The text whose reply is lost, once.
     armed: Mutex<Option<&'static str>>,
     lost: AtomicBool,
+    /// The text whose reply is held, once.
+    held: Mutex<Option<&'static str>>,
+    holding: Notify,
+    release: Notify,
 }
 
 impl Proxy {
@@ -50,6 +55,20 @@ impl Proxy {
         *self.state.armed.lock().unwrap() = Some(text);
     }
 
+    /// The next time a client sends this text, the server gets it, and its reply waits for [`release`](Self::release).
+    pub(crate) fn hold_reply_to(&self, text: &'static str) {
+        *self.state.held.lock().unwrap() = Some(text);
+    }
+
+    /// Waits until a reply is held.
+    pub(crate) async fn holding(&self) {
+        self.state.holding.notified().await;
+    }
+
+    pub(crate) fn release(&self) {
+        self.state.release.notify_one();
+    }
+
     pub(crate) fn has_lost(&self) -> bool {
         self.state.lost.load(Ordering::SeqCst)
     }
@@ -64,8 +83,13 @@ async fn carry(mut client: TcpStream, mut server: TcpStream, state: Arc<State>) 
                 Ok(length) => {
                     let sent = &from_client[..length];
                     let lose = state.armed.lock().unwrap().take_if(|text| holds(sent, text)).is_some();
+                    let hold = state.held.lock().unwrap().take_if(|text| holds(sent, text)).is_some();
                     if server.write_all(sent).await.is_err() {
                         return;
+                    }
+                    if hold {
+                        state.holding.notify_one();
+                        state.release.notified().await;
                     }
                     if lose {
                         // The reply says that it is done; only then is the connection cut.

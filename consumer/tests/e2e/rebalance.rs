@@ -30,6 +30,7 @@ async fn revoked_while_handling(world: &World, strategy: &str) {
     first.entered(2).await;
     let two = member(world, &second, strategy, Duration::from_secs(30));
     // The group waits for the first member, which finishes what it has in hand.
+    eventually_logged(&[&format!("{}[", world.topic), "revoking"]).await;
     first.open(100);
     second.open(100);
     for partition in 0..2 {

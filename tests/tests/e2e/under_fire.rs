@@ -16,7 +16,7 @@ use std::time::Duration;
 use baton_tests::ledger::Findings;
 use baton_tests::workload::{self, Done, Workload, Writers};
 use baton_tests::{
-    Harness, Launch, Load, Outcome, OwnStack, Process, Schema, Site, eventually, fail, figure, lasts,
+    Flush, Harness, Launch, Load, Outcome, OwnStack, Process, Schema, Site, eventually, fail, figure, lasts,
     program, test,
 };
 use fastrand::Rng;
@@ -27,8 +27,11 @@ fn nothing_is_lost_forged_or_reordered_while_relays_broker_and_database_are_kill
         let mut story = Story::begin(harness, Relays::Shipped, true).await?;
         story.chaos(Duration::from_secs(12)).await?;
         story.broker_away(Duration::from_secs(15)).await?;
-        story.chaos(Duration::from_secs(4)).await?;
-        let killed = story.stack.crash_postgres()?;
+        story.chaos(Duration::from_secs(2)).await?;
+        story.stack.flush(Flush::Late).await?;
+        lasts("load with late flushes, until every shard is somebody's", Duration::from_secs(5)).await;
+        let killed = story.stack.crash_postgres().await?;
+        story.stack.flush(Flush::Soon).await?;
         story.chaos(Duration::from_secs(8)).await?;
         let end = story.end().await?;
         let taken_back = end.done.messages - i64::try_from(end.findings.committed)?;
@@ -42,6 +45,7 @@ fn nothing_is_lost_forged_or_reordered_while_relays_broker_and_database_are_kill
         assert!(end.findings.wire_is_right(), "{}", end.findings);
         assert!(end.findings.committed >= 10_000, "too few to mean something: {}", end.findings);
         assert!(end.late >= 50, "only {} were late", end.late);
+        assert!(taken_back > 0, "the crash took nothing back, so nothing was shown about it");
         Ok(())
     });
 }
