@@ -87,7 +87,7 @@ pub enum Error {
     #[error("the inbox refuses the consumer's name")]
     Inbox(#[source] inbox::Error),
     /// The inbox does not take the scope.
-    #[error("fixed scope of {bytes} bytes does not fit the inbox; it takes up to 1024 bytes without NUL")]
+    #[error("fixed scope of {bytes} bytes does not fit the inbox; it takes up to 1280 bytes without NUL")]
     Scope {
         /// Its length.
         bytes: usize,
@@ -263,7 +263,7 @@ impl WithHandler {
         kafka.check()?;
         retry.validate().map_err(Error::Retry)?;
         if let Scope::Fixed(text) = &scope
-            && (text.len() > inbox::TEXT_LIMIT || text.contains('\0'))
+            && (text.len() > inbox::SCOPE_LIMIT || text.contains('\0'))
         {
             return Err(Error::Scope { bytes: text.len() });
         }

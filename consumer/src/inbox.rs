@@ -39,8 +39,14 @@ use crate::{Failure, Outcome, Verdict};
 use session::Session;
 use statements::Claim;
 
-/// The longest consumer name, scope and key, in bytes.
-pub const TEXT_LIMIT: usize = 1024;
+/// The longest consumer name, in bytes: it is part of topic names.
+pub const CONSUMER_LIMIT: usize = 249;
+
+/// The longest scope, in bytes: the longest topic and the longest type fit.
+pub const SCOPE_LIMIT: usize = 1280;
+
+/// The longest key, in bytes.
+pub const KEY_LIMIT: usize = 1024;
 
 /// What [`Inbox::run_once`] found or did.
 #[derive(Debug)]
@@ -141,13 +147,15 @@ pub enum Error {
     Clock(#[source] sqlx::Error),
     /// A name, scope or key that the table does not take.
     #[error(
-        "{what} of {bytes} bytes does not fit the inbox; it takes 1 to 1024 bytes without NUL (a scope may be empty)"
+        "{what} of {bytes} bytes does not fit the inbox; it takes 1 to {limit} bytes without NUL (a scope may be empty)"
     )]
     Text {
         /// `consumer`, `scope` or `key`.
         what: &'static str,
         /// Its length.
         bytes: usize,
+        /// The longest that fits.
+        limit: usize,
     },
 }
 
@@ -199,10 +207,7 @@ impl Inbox {
     ///
     /// [`Error::Text`] when the name does not fit.
     pub fn new(consumer: &str, pool: PgPool) -> Result<Self, Error> {
-        if consumer.is_empty() {
-            return Err(Error::Text { what: "consumer", bytes: 0 });
-        }
-        check("consumer", consumer)?;
+        check("consumer", consumer, 1, CONSUMER_LIMIT)?;
         Ok(Self { consumer: consumer.into(), pool, begin: session::begin_sql(Self::DEFAULT_STALL) })
     }
 
@@ -217,7 +222,7 @@ impl Inbox {
     /// Runs `action` once for `key`, however often and by however many it is called: the winner runs it in the
     /// transaction that also stores the outcome; everyone else gets that outcome, or is told why not.
     ///
-    /// `scope` separates keys that mean different things (at most 1 KiB, may be empty); `key` is 1 byte to 1 KiB; the
+    /// `scope` separates keys that mean different things (at most 1,280 bytes, may be empty); `key` is 1 byte to 1 KiB; the
     /// exact bytes of `payload` are what makes a second call the same work.
     ///
     /// ```no_run
@@ -254,11 +259,8 @@ impl Inbox {
     where
         A: AsyncFnOnce(&mut Transaction<'_, Postgres>) -> Verdict,
     {
-        check("scope", scope)?;
-        check("key", key)?;
-        if key.is_empty() {
-            return Err(Error::Text { what: "key", bytes: 0 });
-        }
+        check("scope", scope, 0, SCOPE_LIMIT)?;
+        check("key", key, 1, KEY_LIMIT)?;
         let work = Work {
             scope: scope.to_owned(),
             key: key.to_owned(),
@@ -366,9 +368,9 @@ fn failed_or(error: Error) -> Result<Once, Error> {
     }
 }
 
-fn check(what: &'static str, text: &str) -> Result<(), Error> {
-    if text.len() > TEXT_LIMIT || text.contains('\0') {
-        return Err(Error::Text { what, bytes: text.len() });
+fn check(what: &'static str, text: &str, least: usize, limit: usize) -> Result<(), Error> {
+    if !(least..=limit).contains(&text.len()) || text.contains('\0') {
+        return Err(Error::Text { what, bytes: text.len(), limit });
     }
     Ok(())
 }

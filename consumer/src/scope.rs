@@ -12,7 +12,7 @@ pub enum Scope {
     TopicAndType,
     /// `<topic>`.
     Topic,
-    /// One scope for all messages of this consumer, whatever topic they come from. At most 1 KiB, may be empty.
+    /// One scope for all messages of this consumer, whatever topic they come from. At most 1,280 bytes, may be empty.
     Fixed(String),
 }
 

@@ -14,6 +14,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 
+use baton_protocol::report::chain;
+
 use crate::BoxError;
 
 /// What became of one attempt.
@@ -251,23 +253,6 @@ impl PartialEq for Outcome {
 
 impl Eq for Outcome {}
 
-/// An error and what caused it, in one line. A part that its predecessor says already is left out.
-pub(crate) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut last = text.clone();
-    let mut source = error.source();
-    while let Some(error) = source {
-        let part = error.to_string();
-        if !last.contains(&part) {
-            text.push_str(": ");
-            text.push_str(&part);
-        }
-        last = part;
-        source = error.source();
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use std::borrow::Cow;
@@ -350,11 +335,5 @@ mod tests {
     fn an_outcome_keeps_its_text() {
         let outcome = Outcome::stored("{\"b\": 1.0, \"a\":9007199254740993}".to_owned()).unwrap();
         assert_eq!(outcome.as_json(), "{\"b\": 1.0, \"a\":9007199254740993}");
-    }
-
-    #[test]
-    fn a_chain_says_each_part_once() {
-        let error = sqlx::Error::Io(std::io::Error::other("reset by peer"));
-        assert_eq!(chain(&error), "error communicating with database: reset by peer");
     }
 }

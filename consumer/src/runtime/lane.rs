@@ -24,6 +24,7 @@ use std::time::Duration;
 use baton_protocol::dead_letter::{self, Cause, Letter};
 use baton_protocol::envelope::{Identity, identity};
 use baton_protocol::fingerprint::Fingerprint;
+use baton_protocol::report::chain;
 use baton_protocol::retry::Policy;
 use futures_util::future::BoxFuture;
 use tokio::sync::{mpsc, watch};
@@ -32,8 +33,7 @@ use tokio::time::Instant;
 use super::LaneId;
 use super::next::{Next, Position, Reason, Waits, next};
 use crate::dead_letter::DeadLetters;
-use crate::inbox::{Buried, Inbox, Origin, TEXT_LIMIT, Work, panic_message};
-use crate::verdict::chain;
+use crate::inbox::{Buried, Inbox, Origin, SCOPE_LIMIT, Work, panic_message};
 use crate::{Decode, Delivery, Handler, Record, Scope, Verdict};
 
 /// Starts a lane: what turns an inlet into the task's future.
@@ -272,9 +272,9 @@ fn identify(record: &Record, scope: &Scope) -> Result<(Work, Identity), String> 
         "no usable idempotency-key, no ce_source with ce_id and no id among its headers".to_owned()
     })?;
     let scope = scope.of(record.topic(), identity.r#type.as_deref());
-    if scope.len() > TEXT_LIMIT {
+    if scope.len() > SCOPE_LIMIT {
         return Err(format!(
-            "its scope has {} bytes, from a long type; the inbox keeps {TEXT_LIMIT}",
+            "its scope has {} bytes, from a long type; the inbox keeps {SCOPE_LIMIT}",
             scope.len()
         ));
     }

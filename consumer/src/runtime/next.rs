@@ -10,10 +10,11 @@
 use std::time::Duration;
 
 use baton_protocol::dead_letter::Cause;
+use baton_protocol::report::chain;
 use baton_protocol::retry::{Delays, Policy};
 
 use crate::inbox::{self, Once};
-use crate::verdict::chain;
+
 use crate::{Failure, Record};
 
 /// What follows an attempt.
