@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::pin;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use baton_protocol::report::chain;
@@ -91,14 +91,14 @@ pub async fn run(
         retry::Policy { base: Duration::from_millis(200), factor: 2.0, cap: Duration::from_secs(5) }.delays();
     tokio::select! {
         started = start(&process.settings, &mut delays) => started?,
-        () = &mut shutdown => return Ok(summary(&process, &Closed::Shutdown)),
+        () = &mut shutdown => return Ok(summary(&process, Closed::Shutdown)),
     }
     tracing::info!(owner = process.settings.owner, "the relay runs");
     delays.reset();
     loop {
         let began = Instant::now();
         let error = match session::run(&mut process, shutdown.as_mut()).await {
-            Ok(closed) => return Ok(summary(&process, &closed)),
+            Ok(closed) => return Ok(summary(&process, closed)),
             Err(error) if error.passes() => error,
             Err(error) => return Err(error.into()),
         };
@@ -113,7 +113,7 @@ pub async fn run(
         );
         tokio::select! {
             () = tokio::time::sleep(delay) => {}
-            () = &mut shutdown => return Ok(summary(&process, &Closed::Shutdown)),
+            () = &mut shutdown => return Ok(summary(&process, Closed::Shutdown)),
         }
     }
 }
@@ -145,9 +145,9 @@ async fn start(settings: &Arc<Settings>, delays: &mut retry::Delays) -> Result<(
         .map_err(|source| Error::Kafka { brokers: settings.brokers.clone(), source })
 }
 
-fn summary(process: &Process, closed: &Closed) -> Summary {
+fn summary(process: &Process, closed: Closed) -> Summary {
     let stopped = match closed {
-        Closed::OnlyStopped => process.stopped.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+        Closed::OnlyStopped(stopped) => stopped,
         Closed::Shutdown | Closed::Emptied => BTreeMap::new(),
     };
     Summary { published: process.published.total(), stopped }

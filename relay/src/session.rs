@@ -28,7 +28,7 @@ use crate::budget::Budget;
 use crate::database::{self, Error, Outbox};
 use crate::lease::{self, Claimed, Free, Released};
 use crate::settings::Settings;
-use crate::shard::{self, Ended, Links, Order, Published, StoppedShards, Topics};
+use crate::shard::{self, Ended, Links, Order, Published, Stopped, StoppedShards, Topics};
 use crate::until_empty::{Progress, Target};
 use crate::{advance, read};
 
@@ -61,8 +61,8 @@ pub(crate) enum Closed {
     Shutdown,
     /// Everything that had to be published is.
     Emptied,
-    /// Only shards that a refused message has stopped are left.
-    OnlyStopped,
+    /// Only shards that these refused messages have stopped are left.
+    OnlyStopped(BTreeMap<i16, Stopped>),
 }
 
 /// A shard that this session publishes.
@@ -334,11 +334,11 @@ impl Session<'_> {
             self.process.target = Some(Target::now(&mut self.connection, self.patience).await?);
         }
         let Some(target) = &self.process.target else { return Ok(None) };
-        let stopped: Vec<i16> =
-            self.process.stopped.lock().unwrap_or_else(PoisonError::into_inner).keys().copied().collect();
-        Ok(match target.progress(&mut self.connection, &stopped, self.patience).await? {
+        let stopped = self.process.stopped.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let shards: Vec<i16> = stopped.keys().copied().collect();
+        Ok(match target.progress(&mut self.connection, &shards, self.patience).await? {
             Progress::Empty => Some(Closed::Emptied),
-            Progress::OnlyStopped => Some(Closed::OnlyStopped),
+            Progress::OnlyStopped => Some(Closed::OnlyStopped(stopped)),
             Progress::Waiting => None,
         })
     }

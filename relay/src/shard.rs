@@ -51,7 +51,7 @@ pub(crate) enum Ended {
 }
 
 /// A message that stops its shard.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stopped {
     /// The message.
     pub id: Uuid,
