@@ -33,10 +33,9 @@ CROSS JOIN LATERAL (
            sum(200 + coalesce(octet_length(u.payload), 0) + coalesce(octet_length(u.key), 0) + coalesce(pg_column_size(u.headers), 0))
                OVER (ORDER BY u."position" ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS bytes_before
     FROM (
-        (SELECT * FROM outbox.message m
-         WHERE m.shard = c.shard AND m."position" > c."position" AND c.late_snapshot IS NULL
-         ORDER BY m."position" LIMIT c.row_limit)
-        ORDER BY "position" LIMIT c.row_limit
+        SELECT * FROM outbox.message m
+        WHERE m.shard = c.shard AND m."position" > c."position" AND c.late_snapshot IS NULL
+        ORDER BY m."position" LIMIT c.row_limit
     ) u
 ) m
 WHERE m.bytes_before IS NULL OR m.bytes_before < c.byte_limit
