@@ -338,8 +338,8 @@ mod tests {
             Err(Error::Retry(_))
         ));
         assert!(matches!(
-            build(|builder| builder.scope(Scope::Fixed("s".repeat(1025)))),
-            Err(Error::Scope { bytes: 1025 })
+            build(|builder| builder.scope(Scope::Fixed("s".repeat(1281)))),
+            Err(Error::Scope { bytes: 1281 })
         ));
         assert!(matches!(
             build(|mut builder| {

@@ -2,7 +2,7 @@
 //!
 //! Modules in the order in which a message meets them: [`settings`], `session` and `lease` (who may publish which shard,
 //! until when), [`read`] and [`cursor`] (what is committed and not yet published), `budget` (how much of it may be held),
-//! `shard`, `pipeline`, `publish` and `window` (to Kafka, and what came back), `advance` (the durable cursor), [`status`].
+//! `shard` and `links`, `pipeline`, `publish` and `window` (to Kafka, and what came back), `advance` (the durable cursor), [`status`].
 //!
 //! What it guarantees, as long as producers of one key serialise on a lock taken before they enqueue: every committed
 //! message reaches Kafka at least once; the first occurrences of one key's messages are in the order of their commits;
@@ -16,6 +16,7 @@ mod budget;
 pub mod cursor;
 pub mod database;
 mod lease;
+mod links;
 mod pipeline;
 #[cfg(feature = "plants")]
 pub mod plant;
@@ -29,6 +30,6 @@ pub mod status;
 mod until_empty;
 mod window;
 
+pub use links::Stopped;
 pub use relay::{Error, Summary, Until, run};
 pub use settings::Settings;
-pub use shard::Stopped;

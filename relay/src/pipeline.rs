@@ -24,9 +24,9 @@ use crate::advance::{self, Outcome};
 use crate::budget::Held;
 use crate::cursor::{Cursor, ReadAt};
 use crate::database;
+use crate::links::{Ended, Links, Order};
 use crate::publish::{Cause, Failure, HandOver, Publisher};
 use crate::read::{self, Page};
-use crate::shard::{Ended, Links, Order};
 
 /// At most four cursor writes a second and shard: a hot row grows under a held vacuum horizon.
 const ADVANCE_EVERY: Duration = Duration::from_millis(250);

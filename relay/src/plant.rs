@@ -11,9 +11,3 @@ pub enum Plant {
     /// `message.timeout.ms` of 4 s, and what expired is noticed only once a later message was acknowledged.
     FiniteMessageTimeout,
 }
-
-impl Plant {
-    pub(crate) fn page_read(self) -> Option<&'static str> {
-        (self == Self::NaiveCursor).then_some(include_str!("../queries/planted/page_read_naive.sql"))
-    }
-}

@@ -5,6 +5,7 @@
 //! A page is given out only once everything the statement saw is on disk, because a producer may run with
 //! `synchronous_commit = off` and a crash must not take back what is on a topic.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use futures_util::TryStreamExt;
@@ -121,6 +122,25 @@ pub(crate) struct Pace {
     pub plant: Option<crate::plant::Plant>,
 }
 
+impl Pace {
+    /// The cursor to read from.
+    #[cfg(not(feature = "plants"))]
+    #[expect(clippy::unused_self, reason = "the planted build reads the plant here")]
+    fn read_from<'c>(&self, cursor: &'c Cursor) -> Cow<'c, Cursor> {
+        Cow::Borrowed(cursor)
+    }
+
+    #[cfg(feature = "plants")]
+    fn read_from<'c>(&self, cursor: &'c Cursor) -> Cow<'c, Cursor> {
+        if self.plant == Some(crate::plant::Plant::NaiveCursor) {
+            // The planted bug: a snapshot that saw nobody running, and a ceiling below everybody, so nothing is ever late.
+            let (snapshot, ceiling) = ("1:1:".to_owned(), "1".to_owned());
+            return Cow::Owned(Cursor { position: cursor.position, snapshot, ceiling, late: None });
+        }
+        Cow::Borrowed(cursor)
+    }
+}
+
 /// Serves requests until the session ends (every sender is gone) or the connection fails.
 pub(crate) async fn run(
     mut connection: PgConnection,
@@ -192,11 +212,13 @@ async fn read_pages(
     budget: &Budget,
     pace: &Pace,
 ) -> Result<(ReadAt, Vec<Vec<Row>>), Error> {
+    let cursors: Vec<_> = waiting.iter().map(|w| pace.read_from(&w.request.cursor)).collect();
     let asks: Vec<Ask<'_>> = waiting
         .iter()
-        .map(|w| Ask {
+        .zip(&cursors)
+        .map(|(w, cursor)| Ask {
             shard: w.request.shard,
-            cursor: &w.request.cursor,
+            cursor,
             caught_up: w.caught_up,
             rows: w.request.rows,
             bytes: w.request.bytes.min(budget.left() / waiting.len()).max(1),
@@ -205,7 +227,7 @@ async fn read_pages(
     let rows: Vec<PgRow> = answer(
         "reading a page",
         pace.patience,
-        query(statement(pace), &asks).fetch(&mut *connection).try_collect(),
+        query(PAGE_READ, &asks).fetch(&mut *connection).try_collect(),
     )
     .await?;
 
@@ -296,16 +318,6 @@ fn query(sql: &'static str, asks: &[Ask<'_>]) -> Query {
         .bind(asks.iter().map(|a| a.caught_up).collect::<Vec<_>>())
         .bind(asks.iter().map(|a| i64::try_from(a.rows).unwrap_or(i64::MAX)).collect::<Vec<_>>())
         .bind(asks.iter().map(|a| i64::try_from(a.bytes).unwrap_or(i64::MAX)).collect::<Vec<_>>())
-}
-
-#[cfg(not(feature = "plants"))]
-fn statement(_: &Pace) -> &'static str {
-    PAGE_READ
-}
-
-#[cfg(feature = "plants")]
-fn statement(pace: &Pace) -> &'static str {
-    pace.plant.and_then(crate::plant::Plant::page_read).unwrap_or(PAGE_READ)
 }
 
 /// What a page read costs: the plan that Postgres ran, with its buffers, as `EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON)`

@@ -14,8 +14,8 @@ use baton_protocol::retry;
 use futures_util::FutureExt as _;
 use tokio::time::Instant;
 
+use crate::links::{Published, Stopped, StoppedShards, Topics};
 use crate::session::{self, Closed, Process};
-use crate::shard::{Published, Stopped, StoppedShards, Topics};
 use crate::{Settings, database, publish, settings};
 
 /// How long database and broker may take to appear when the relay starts.

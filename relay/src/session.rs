@@ -27,10 +27,10 @@ use tokio::time::{Instant, MissedTickBehavior};
 use crate::budget::Budget;
 use crate::database::{self, Error, Outbox};
 use crate::lease::{self, Claimed, Free, Released};
+use crate::links::{Ended, Links, Order, Published, Stopped, StoppedShards, Topics};
 use crate::settings::Settings;
-use crate::shard::{self, Ended, Links, Order, Published, Stopped, StoppedShards, Topics};
 use crate::until_empty::{Progress, Target};
-use crate::{advance, read};
+use crate::{advance, read, shard};
 
 /// How often to look for shards to take or to give. With the TTL it bounds a takeover.
 const OVERVIEW_EVERY: Duration = Duration::from_millis(500);

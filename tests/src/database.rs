@@ -91,17 +91,29 @@ async fn migrate(place: &Place, shards: u16) -> Outcome {
     Ok(())
 }
 
-/// Drops the database that `place` names, whoever is connected.
-pub(crate) async fn drop_database(admin: &Place, stamp: &Stamp) -> Outcome {
+/// Drops one test's database, whoever is connected.
+pub(crate) async fn drop_database(place: &Place, stamp: &Stamp) -> Outcome {
     let name = format!("{PREFIX}{}_{}", stamp.epoch, stamp.random);
-    let mut admin = connect(&admin.database_url).await?;
-    drop_named(&mut admin, &name).await?;
+    let mut admin = connect(&place.database_url).await?;
+    drop_named(place, &mut admin, &name).await?;
     admin.close().await?;
     Ok(())
 }
 
-async fn drop_named(admin: &mut PgConnection, name: &str) -> Outcome {
-    // A prepared transaction of the database would keep it from being dropped.
+async fn drop_named(place: &Place, admin: &mut PgConnection, name: &str) -> Outcome {
+    // A prepared transaction keeps its database from being dropped, and only in that database can it be ended.
+    let prepared: Vec<String> = sqlx::query_scalar("SELECT gid FROM pg_prepared_xacts WHERE database = $1")
+        .bind(name)
+        .fetch_all(&mut *admin)
+        .await?;
+    if !prepared.is_empty() {
+        let mut inside = connect(&place.with_database(name).database_url).await?;
+        for gid in prepared {
+            let sql = format!("ROLLBACK PREPARED '{}'", gid.replace('\'', "''"));
+            sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut inside).await?;
+        }
+        inside.close().await?;
+    }
     let sql = format!(r#"DROP DATABASE IF EXISTS "{name}" WITH (FORCE)"#);
     match timeout(PATIENCE, sqlx::raw_sql(AssertSqlSafe(sql)).execute(admin)).await {
         Ok(dropped) => dropped.map(drop).map_err(|error| Failure::from(error).during(format!("drop {name}"))),
@@ -117,7 +129,7 @@ pub(crate) async fn sweep(place: &Place, now: i64) -> Outcome {
             .fetch_all(&mut admin)
             .await?;
     for name in names.iter().filter(|name| is_stale(name.strip_prefix(PREFIX), '_', now)) {
-        drop_named(&mut admin, name).await.ok();
+        drop_named(place, &mut admin, name).await.ok();
     }
     admin.close().await?;
     Ok(())

@@ -1,6 +1,6 @@
 //! The harness of the end-to-end tests, and the ledger that judges them.
 //!
-//! A test is a function that calls [`test`] with a hard time-out and a body. The body gets a [`Harness`], from which it
+//! A test is a function that calls [`test()`] with a hard time-out and a body. The body gets a [`Harness`], from which it
 //! takes a [`Site`] (a database and topics of its own on the shared stack, or on an [`OwnStack`] that it may break),
 //! starts the real programs in it as [`Process`]es, hurts them, waits with [`eventually`] and lets [`ledger::judge`] say
 //! what was lost, forged or out of order. All it made is gone when it ends, also when it panics, and whatever this

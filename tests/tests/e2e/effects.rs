@@ -26,8 +26,8 @@ fn five_thousand_records_fed_twice_to_two_consumers_killed_at_random_take_effect
         let mut consumers = [start(&site, &topic, &group, 0)?, start(&site, &topic, &group, 1)?];
         let mut random = fastrand::Rng::new();
         let mut kills = 0;
-        while site.kafka().lag(&group, &topic).await? > 0 && kills < 8 {
-            lasts("work between two kills", Duration::from_millis(random.u64(800..3_500))).await;
+        while site.kafka().lag(&group, &topic).await? > 0 && kills < 10 {
+            lasts("work between two kills", Duration::from_millis(random.u64(300..2_500))).await;
             let victim = random.usize(..2);
             consumers[victim].kill().await?;
             kills += 1;

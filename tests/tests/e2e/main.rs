@@ -3,6 +3,7 @@
 //! | module | shows |
 //! |---|---|
 //! | [`envelope`] | what is inserted by SQL alone is what any Kafka consumer reads |
+//! | [`late`] | what commits late, in every way there is, is published and in the order of its key |
 //! | [`partitions`] | keys land where Java's own producer puts them |
 //! | [`ownership`] | one owner a generation: kills, hand-overs, zombies, cut connections |
 //! | [`refusals`] | what Kafka refuses stops its shard and nothing else |
@@ -15,6 +16,7 @@
 mod bad_input;
 mod effects;
 mod envelope;
+mod late;
 mod ownership;
 mod partitions;
 mod plans;

@@ -59,7 +59,7 @@ impl Stack {
         Self {
             database_url: record.database_url.clone(),
             kafka_brokers: record.kafka_brokers.clone(),
-            ours: true,
+            ours: record.way != Way::Compose { owned: false },
         }
     }
 
@@ -119,7 +119,7 @@ pub(crate) fn ensure(paths: &Paths, wanted: Option<Flavour>) -> Result<Stack> {
     // Before anything starts, so that `down` ends what an interrupted `up` has begun.
     record.save(&dir)?;
     compose::up(&paths.root, &stack)?;
-    Ok(stack)
+    Ok(Stack { ours: owned, ..stack })
 }
 
 /// `cargo xtask env`: the stack that is up now.
