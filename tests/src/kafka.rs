@@ -1,104 +1,29 @@
-//! Topics for a test: made, filled, read from end to end, deleted.
+//! The cluster as tests see it: topics made and deleted, groups, counts.
 //!
-//! rdkafka's consumer and metadata calls block, so each runs on a thread for such calls and has an end. A bounded read
-//! stops when the *position* in every partition has reached the end offset that was asked for at its start, or when the
-//! broker says that this is the end: offsets have gaps (transaction markers, compaction), so "offset = end − 1" may never come.
+//! rdkafka's consumer and metadata calls block, so each runs on a thread for such calls and has an end.
 
-use std::collections::HashSet;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
-use rdkafka::client::{ClientContext, DefaultClientContext};
+use rdkafka::client::DefaultClientContext;
 use rdkafka::config::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer};
-use rdkafka::error::KafkaError;
-use rdkafka::message::{Header, Headers, Message, OwnedHeaders};
-use rdkafka::producer::{BaseProducer, BaseRecord, DeliveryResult, Producer, ProducerContext};
-use rdkafka::types::RDKafkaErrorCode;
 use rdkafka::{Offset, TopicPartitionList};
 use tokio::task::spawn_blocking;
-use tokio::time::Instant;
 
 use crate::database::is_stale;
 use crate::failure::{Failure, Outcome};
+use crate::record::{Draft, Record};
+use crate::transfer::{Refusals, read_to_the_end, watermarks, write};
 use crate::wait::eventually;
 
 const PREFIX: &str = "baton-test-";
 
 /// How long one request to the broker may take.
-const REQUEST: Duration = Duration::from_secs(15);
+pub(crate) const REQUEST: Duration = Duration::from_secs(15);
 
 /// How long a read or a write of a whole topic may take.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-/// One record, as any consumer sees it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Record {
-    /// The partition it lies in.
-    pub partition: i32,
-    /// Its offset there.
-    pub offset: i64,
-    /// Its timestamp in milliseconds since 1970.
-    pub timestamp_ms: Option<i64>,
-    /// `None` = null.
-    pub key: Option<Vec<u8>>,
-    /// `None` = null, a tombstone.
-    pub payload: Option<Vec<u8>>,
-    /// In order, repeats included.
-    pub headers: Vec<(String, Option<Vec<u8>>)>,
-}
-
-impl Record {
-    /// The last header of that name, if it is text.
-    #[must_use]
-    pub fn header(&self, name: &str) -> Option<&str> {
-        let (_, value) = self.headers.iter().rev().find(|(given, _)| given == name)?;
-        std::str::from_utf8(value.as_deref()?).ok()
-    }
-
-    /// All headers as text, for comparisons.
-    #[must_use]
-    pub fn header_texts(&self) -> Vec<(String, Option<String>)> {
-        let text = |bytes: &Vec<u8>| String::from_utf8_lossy(bytes).into_owned();
-        self.headers.iter().map(|(name, value)| (name.clone(), value.as_ref().map(text))).collect()
-    }
-
-    /// The key as text; null and what is no UTF-8 give `None`.
-    #[must_use]
-    pub fn key_text(&self) -> Option<&str> {
-        std::str::from_utf8(self.key.as_deref()?).ok()
-    }
-
-    /// The payload as text; null and what is no UTF-8 give `None`.
-    #[must_use]
-    pub fn payload_text(&self) -> Option<&str> {
-        std::str::from_utf8(self.payload.as_deref()?).ok()
-    }
-}
-
-/// One record to write. Build it with [`Draft::new`].
-#[derive(Debug, Clone)]
-pub struct Draft {
-    key: Option<Vec<u8>>,
-    payload: Option<Vec<u8>>,
-    headers: Vec<(String, Option<Vec<u8>>)>,
-}
-
-impl Draft {
-    /// A record with key and payload and no headers.
-    #[must_use]
-    pub fn new(key: &str, payload: impl Into<Vec<u8>>) -> Self {
-        Self { key: Some(key.into()), payload: Some(payload.into()), headers: Vec::new() }
-    }
-
-    /// One more header.
-    #[must_use]
-    pub fn header(mut self, name: &str, value: &str) -> Self {
-        self.headers.push((name.to_owned(), Some(value.into())));
-        self
-    }
-}
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A Kafka cluster.
 #[derive(Debug, Clone)]
@@ -270,22 +195,7 @@ impl Kafka {
             config.set("transactional.id", id);
         }
         blocking(move || {
-            let producer: BaseProducer<Refusals> = config.create_with_context(Refusals::default())?;
-            if transaction.is_some() {
-                producer.init_transactions(PATIENCE)?;
-                producer.begin_transaction()?;
-            }
-            for draft in &drafts {
-                send(&producer, &topic, draft)?;
-            }
-            producer.flush(PATIENCE)?;
-            if transaction.is_some() {
-                producer.commit_transaction(PATIENCE)?;
-            }
-            match producer.context().first() {
-                None => Ok(()),
-                Some(refusal) => crate::fail!("write to {topic}: {refusal}"),
-            }
+            write(&config.create_with_context(Refusals::default())?, &topic, &drafts, transaction.is_some())
         })
         .await
     }
@@ -355,118 +265,4 @@ fn options() -> AdminOptions {
 
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Outcome<T> + Send + 'static) -> Outcome<T> {
     spawn_blocking(work).await?
-}
-
-/// Partition, first offset, end offset.
-fn watermarks(consumer: &BaseConsumer, topic: &str) -> Outcome<Vec<(i32, i64, i64)>> {
-    let metadata = consumer.fetch_metadata(Some(topic), REQUEST)?;
-    let found = metadata.topics().iter().find(|found| found.name() == topic);
-    let Some(found) = found.filter(|found| found.error().is_none()) else {
-        crate::fail!("there is no topic {topic}");
-    };
-    found
-        .partitions()
-        .iter()
-        .map(|partition| {
-            let (low, high) = consumer.fetch_watermarks(topic, partition.id(), REQUEST)?;
-            Ok((partition.id(), low, high))
-        })
-        .collect()
-}
-
-fn read_to_the_end(consumer: &BaseConsumer, topic: &str) -> Outcome<Vec<Record>> {
-    let mut ahead: HashSet<i32> = HashSet::new();
-    let mut assignment = TopicPartitionList::new();
-    let ends = watermarks(consumer, topic)?;
-    for (partition, low, high) in &ends {
-        if low < high {
-            ahead.insert(*partition);
-            assignment.add_partition_offset(topic, *partition, Offset::Offset(*low))?;
-        }
-    }
-    consumer.assign(&assignment)?;
-
-    let mut records = Vec::new();
-    let deadline = Instant::now() + PATIENCE;
-    while !ahead.is_empty() {
-        if Instant::now() > deadline {
-            crate::fail!(
-                "{topic} was not read to its end in {PATIENCE:?}: {} records, partitions {ahead:?} left",
-                records.len()
-            );
-        }
-        match consumer.poll(Duration::from_millis(200)) {
-            None => {}
-            Some(Ok(message)) => {
-                let position = message.offset() + 1;
-                if ends.iter().any(|(p, _, high)| *p == message.partition() && position >= *high) {
-                    ahead.remove(&message.partition());
-                }
-                records.push(record(&message));
-            }
-            Some(Err(KafkaError::PartitionEOF(partition))) => {
-                ahead.remove(&partition);
-            }
-            Some(Err(error)) => return Err(Failure::from(error).during(format!("read {topic}"))),
-        }
-    }
-    // Records that came after the start belong to the next read.
-    records.retain(|record| ends.iter().any(|(p, _, high)| *p == record.partition && record.offset < *high));
-    records.sort_by_key(|record| (record.partition, record.offset));
-    Ok(records)
-}
-
-fn record(message: &impl Message) -> Record {
-    Record {
-        partition: message.partition(),
-        offset: message.offset(),
-        timestamp_ms: message.timestamp().to_millis(),
-        key: message.key().map(<[u8]>::to_vec),
-        payload: message.payload().map(<[u8]>::to_vec),
-        headers: message.headers().map_or_else(Vec::new, |headers| {
-            headers.iter().map(|h| (h.key.to_owned(), h.value.map(<[u8]>::to_vec))).collect()
-        }),
-    }
-}
-
-/// Remembers the first record that was not acknowledged.
-#[derive(Debug, Default)]
-struct Refusals(Mutex<Option<KafkaError>>);
-
-impl Refusals {
-    fn first(&self) -> Option<KafkaError> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-}
-
-impl ClientContext for Refusals {}
-
-impl ProducerContext for Refusals {
-    type DeliveryOpaque = ();
-
-    fn delivery(&self, result: &DeliveryResult<'_>, (): ()) {
-        if let Err((error, _)) = result {
-            self.0.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(|| error.clone());
-        }
-    }
-}
-
-fn send(producer: &BaseProducer<Refusals>, topic: &str, draft: &Draft) -> Outcome {
-    let headers = draft
-        .headers
-        .iter()
-        .fold(OwnedHeaders::new(), |all, (key, value)| all.insert(Header { key, value: value.as_ref() }));
-    let mut record = BaseRecord::<Vec<u8>, Vec<u8>>::to(topic).headers(headers);
-    record.key = draft.key.as_ref();
-    record.payload = draft.payload.as_ref();
-    loop {
-        match producer.send(record) {
-            Ok(()) => return Ok(()),
-            Err((KafkaError::MessageProduction(RDKafkaErrorCode::QueueFull), refused)) => {
-                record = refused;
-                producer.poll(Duration::from_millis(50));
-            }
-            Err((error, _)) => return Err(error.into()),
-        }
-    }
 }

@@ -20,8 +20,8 @@ use tokio::time::sleep;
 
 use crate::failure::Outcome;
 use crate::harness::Site;
-use crate::kafka::Record;
 use crate::ledger::{self, Committed, Findings, Seen};
+use crate::record::Record;
 
 /// How long a writer waits before it connects again.
 const RECONNECT: Duration = Duration::from_millis(100);

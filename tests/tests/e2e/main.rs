@@ -5,7 +5,8 @@
 //! | [`envelope`] | what is inserted by SQL alone is what any Kafka consumer reads |
 //! | [`late`] | what commits late, in every way there is, is published and in the order of its key |
 //! | [`partitions`] | keys land where Java's own producer puts them |
-//! | [`ownership`] | one owner a generation: kills, hand-overs, zombies, cut connections |
+//! | [`ownership`] | one owner a generation: kills, hand-overs, cut connections |
+//! | [`zombies`] | a relay stopped past its lease and continued changes nothing |
 //! | [`refusals`] | what Kafka refuses stops its shard and nothing else |
 //! | [`status`] | the JSON of `baton status` |
 //! | [`effects`] | a consumer applies each message once, whatever it is fed and whenever it dies |
@@ -17,9 +18,11 @@ mod bad_input;
 mod effects;
 mod envelope;
 mod late;
+mod leases;
 mod ownership;
 mod partitions;
 mod plans;
 mod refusals;
 mod status;
 mod under_fire;
+mod zombies;

@@ -94,13 +94,7 @@ fn an_idle_poll_does_not_touch_the_table() {
 
 /// Messages `first..=last`, spread evenly over the shards, a thousand a transaction at first and more later on.
 async fn insert(site: &Site, first: i64, last: i64) -> Outcome {
-    let keys: Vec<String> = sqlx::query_scalar(
-        "SELECT DISTINCT ON (outbox.shard_of(key, 0)) key
-         FROM (SELECT 'key-' || i AS key FROM generate_series(1, 200) i) keys
-         ORDER BY outbox.shard_of(key, 0), key",
-    )
-    .fetch_all(site.pool())
-    .await?;
+    let keys = site.key_of_each_shard().await?;
     let chunk = ((last - first) / 16).max(1_000);
     for from in (first..=last).step_by(usize::try_from(chunk)?) {
         sqlx::query(

@@ -12,7 +12,7 @@ fn a_topic_that_does_not_exist_stops_only_its_shard_and_flows_once_it_is_made() 
         let site = harness.site().await?;
         let topic = site.topic("there", 1).await?;
         let missing = site.topic_name("missing");
-        let keys = key_of_each_shard(&site).await?;
+        let keys = site.key_of_each_shard().await?;
         for round in 0..3 {
             insert(&site, &missing, &keys[3], &format!("lost {round}")).await?;
             for key in &keys {
@@ -54,11 +54,11 @@ fn a_topic_that_does_not_exist_stops_only_its_shard_and_flows_once_it_is_made() 
 }
 
 #[test]
-fn a_message_larger_than_its_topic_takes_stops_its_shard_and_the_broken_words_name_it() {
+fn a_message_larger_than_its_topic_takes_stops_its_shard_and_is_named() {
     test(Duration::from_secs(120), Load::Light, async |harness: &mut Harness| {
         let site = harness.site().await?;
         let topic = site.topic_with("small", 1, &[("max.message.bytes", "10000")]).await?;
-        let keys = key_of_each_shard(&site).await?;
+        let keys = site.key_of_each_shard().await?;
         let large = "x".repeat(30_000);
         for (key, payload) in [
             (&keys[0], "1"),
@@ -137,17 +137,6 @@ async fn insert(site: &Site, topic: &str, key: &str, payload: &str) -> Outcome {
         .execute(site.pool())
         .await?;
     Ok(())
-}
-
-/// One key of each of the eight shards, in their order.
-async fn key_of_each_shard(site: &Site) -> Outcome<Vec<String>> {
-    Ok(sqlx::query_scalar(
-        "SELECT DISTINCT ON (outbox.shard_of(key, 0)) key
-         FROM (SELECT 'key-' || i AS key FROM generate_series(1, 200) i) keys
-         ORDER BY outbox.shard_of(key, 0), key",
-    )
-    .fetch_all(site.pool())
-    .await?)
 }
 
 /// Sorted where order between keys is nobody's promise: one partition, but shards race.

@@ -185,9 +185,8 @@ impl Story {
 
     /// Waits until the relays are as far as the writers.
     async fn caught_up(&self) -> Outcome {
-        let mut connection = self.site.connect().await?;
         eventually("the relays to catch up with the writers", Duration::from_secs(40), async || {
-            let pending = baton_relay::status::read(&mut connection).await?.pending.count;
+            let pending = self.site.pending().await?;
             if pending < 300 { Ok(()) } else { fail!("{pending} messages wait") }
         })
         .await
