@@ -85,10 +85,10 @@ pub(crate) async fn run(links: Links, mut cursor: Cursor) -> Result<Ended, datab
 
 fn stop_loudly(links: &Links, which: Option<Which>, topic: String, cause: Cause, error: &str) {
     let id = which.map(|w| w.id).unwrap_or_default();
-    let position = which.map(|w| w.position);
+    let position = which.map_or(0, |w| w.position);
     tracing::error!(
-        shard = links.shard, message = %id, ?position, topic, cause = cause.as_str(),
-        "kafka does not take this message, its shard waits and tries again: {error}; {}", cause.advice()
+        shard = links.shard, %id, position, topic, cause = cause.as_str(),
+        "kafka does not take a message, its shard waits and tries again: {error}; {}", cause.advice()
     );
     let stopped = Stopped { id, topic, cause: cause.as_str() };
     links.stopped.lock().unwrap_or_else(PoisonError::into_inner).insert(links.shard, stopped);

@@ -21,7 +21,7 @@ use crate::tools;
 ///
 /// When the stack cannot be had, or with the first step that failed and its exit code.
 pub(crate) fn test(paths: &Paths, filter: &[String]) -> Result<()> {
-    tools::ensure(tools::BUILD)?;
+    tools::ensure(&[tools::BUILD, tools::TEST].concat())?;
     let stack = stack::ensure(paths, None)?;
     if stack::has_compose() {
         let mut compose = Command::new("docker");
@@ -49,7 +49,7 @@ pub(crate) fn build_programs(paths: &Paths) -> Result<()> {
 }
 
 fn test_command(paths: &Paths, stack: &Stack, filter: &[String]) -> Command {
-    let mut tests = cargo(&["test", "--workspace"]);
+    let mut tests = cargo(&["test", "--workspace", "--no-fail-fast"]);
     if !filter.is_empty() {
         tests.arg("--").args(filter);
     }
@@ -115,7 +115,7 @@ mod tests {
         let stack = Stack { database_url: "d".to_owned(), kafka_brokers: "k".to_owned(), ours: true };
         let command = test_command(&paths(), &stack, &["one".to_owned(), "two".to_owned()]);
         let args: Vec<_> = command.get_args().collect();
-        assert_eq!(args, ["test", "--workspace", "--", "one", "two"]);
+        assert_eq!(args, ["test", "--workspace", "--no-fail-fast", "--", "one", "two"]);
         assert!(
             command.get_envs().any(|(name, value)| name == "KAFKA_BROKERS" && value == Some("k".as_ref()))
         );

@@ -25,6 +25,7 @@ pub(crate) enum Need {
     PkgConfig,
     OpenSsl,
     Zlib,
+    Psql,
 }
 
 /// What building librdkafka and the TLS bindings takes.
@@ -37,6 +38,9 @@ pub(crate) const BUILD: &[Need] = &[
     Need::OpenSsl,
     Need::Zlib,
 ];
+
+/// What the tests run beside what was built: `psql`, as somebody would who has no driver at hand.
+pub(crate) const TEST: &[Need] = &[Need::Psql];
 
 const JAVA: u32 = 17;
 
@@ -58,6 +62,7 @@ impl Need {
                     || command::succeeds("pkg-config", &["--exists", "openssl"])
             }
             Self::Zlib => command::succeeds("pkg-config", &["--exists", "zlib"]),
+            Self::Psql => on_path("psql"),
         }
     }
 
@@ -78,6 +83,7 @@ impl Need {
             Self::PkgConfig => ("pkg-config", &["pkg-config"]),
             Self::OpenSsl => ("OpenSSL's headers", &["libssl-dev"]),
             Self::Zlib => ("zlib's headers", &["zlib1g-dev"]),
+            Self::Psql => ("psql", &["postgresql-client"]),
         }
     }
 }

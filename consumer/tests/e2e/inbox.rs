@@ -393,9 +393,16 @@ fn what_the_table_does_not_take_is_refused_before_anything_runs() {
             ));
         }
         assert!(matches!(
-            inbox.run_once(&"s".repeat(1025), "k", b"", async |_| unreachable!()).await,
+            inbox.run_once(&"s".repeat(1281), "k", b"", async |_| unreachable!()).await,
             Err(Error::Text { .. })
         ));
+        assert!(matches!(Inbox::new(&"c".repeat(250), world.pool.clone()), Err(Error::Text { .. })));
+
+        // The largest of each fits, all at once.
+        let inbox = Inbox::new(&"c".repeat(249), world.pool.clone()).unwrap();
+        let largest =
+            inbox.run_once(&"s".repeat(1280), &"k".repeat(1024), b"", async |_| Verdict::done()).await;
+        assert!(matches!(largest, Ok(Once::Fresh(None))), "{largest:?}");
     });
 }
 
