@@ -53,8 +53,11 @@ impl From<config::Error> for Failure {
     }
 }
 
-/// sqlx wraps what the server or the system said in words that help nobody.
+/// sqlx wraps what the server or the system said in words that help nobody, and adds a line of Postgres' own source.
 fn words(error: &(dyn Error + 'static)) -> String {
+    if let Some(error) = error.downcast_ref::<Box<dyn sqlx::error::DatabaseError>>() {
+        return error.message().to_owned();
+    }
     match error.downcast_ref::<sqlx::Error>() {
         Some(sqlx::Error::Database(error)) => error.message().to_owned(),
         Some(sqlx::Error::Io(error)) => error.to_string(),

@@ -48,7 +48,8 @@ pub(crate) async fn run(config: &Effective, until_empty: bool) -> Result<(), Fai
     let stopped = stopped
         .iter()
         .map(|(shard, stopped)| {
-            format!("shard {shard}: {} for topic {} ({})", stopped.id, stopped.topic, stopped.cause)
+            let baton_relay::Stopped { id, topic, cause, advice, .. } = stopped;
+            format!("shard {shard}: {id} for topic {topic} ({cause}): {advice}")
         })
         .collect();
     Err(Failure::failed(Stopped { stopped }))

@@ -260,6 +260,7 @@ fn a_wrong_password_and_a_missing_database_are_told_apart() {
         "{stderr}"
     );
     assert!(!stderr.contains(SECRET), "{stderr}");
+    assert!(stderr.matches("password authentication failed").count() <= 1, "said twice: {stderr}");
 }
 
 #[test]

@@ -46,6 +46,8 @@ pub struct Stopped {
     pub topic: String,
     /// Why, as one word.
     pub cause: &'static str,
+    /// What an operator can do about it.
+    pub advice: &'static str,
 }
 
 /// The shards that a refused message has stopped.

@@ -90,7 +90,7 @@ fn stop_loudly(links: &Links, which: Option<Which>, topic: String, cause: Cause,
         shard = links.shard, %id, position, topic, cause = cause.as_str(),
         "kafka does not take a message, its shard waits and tries again: {error}; {}", cause.advice()
     );
-    let stopped = Stopped { id, topic, cause: cause.as_str() };
+    let stopped = Stopped { id, topic, cause: cause.as_str(), advice: cause.advice() };
     links.stopped.lock().unwrap_or_else(PoisonError::into_inner).insert(links.shard, stopped);
 }
 
