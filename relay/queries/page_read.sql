@@ -27,7 +27,7 @@ SELECT NULL::smallint AS shard, NULL::bigint AS "position", NULL::uuid AS id, NU
 FROM now
 UNION ALL
 SELECT c.shard, m."position", m.id, m.idempotency_key, m.topic, m.key, m.type, m.payload, m.headers::text,
-       (extract(epoch FROM m.created_at) * 1000)::bigint, NULL, NULL, NULL, NULL
+       CASE WHEN isfinite(m.created_at) THEN greatest((extract(epoch FROM m.created_at) * 1000)::bigint, 1) ELSE 1 END, NULL, NULL, NULL, NULL
 FROM cursor c
 CROSS JOIN LATERAL (
     SELECT u.*,

@@ -10,7 +10,7 @@ SELECT s.shard, s.owner, s.generation,
 FROM outbox.shard s
 JOIN outbox.cursor c USING (shard)
 CROSS JOIN LATERAL (
-    SELECT count(*) AS counted, min(p.created_at) AS oldest,
+    SELECT count(*) AS counted, min(p.created_at) FILTER (WHERE isfinite(p.created_at)) AS oldest,
            (SELECT m."position" FROM outbox.message m WHERE m.shard = s.shard ORDER BY m."position" DESC LIMIT 1) AS last
     FROM (
         (SELECT m.created_at FROM outbox.message m

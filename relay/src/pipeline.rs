@@ -82,6 +82,8 @@ pub(crate) struct Pipeline<'a> {
     publisher: Arc<Publisher>,
     /// Rows to hand over one at a time, after a refusal that may have been meant for their batch.
     careful: usize,
+    /// The row handed over last was one of these: nothing follows it before its report.
+    alone: bool,
     /// What the cursor row holds, and how many of this producer's rows that covers.
     durable: (u64, Cursor),
     /// The cursor after the last page that is acknowledged whole.
@@ -109,6 +111,7 @@ impl<'a> Pipeline<'a> {
             links,
             publisher: Arc::new(publisher),
             careful,
+            alone: false,
             durable: (0, durable.clone()),
             settled: durable.clone(),
             ahead: durable.clone(),
@@ -242,15 +245,16 @@ impl<'a> Pipeline<'a> {
     }
 
     fn can_feed(&self) -> bool {
+        let one_by_one = self.careful > 0 || self.alone;
         self.refused.is_none()
             && !self.full
             && self.checking.is_none()
-            && (self.careful == 0 || self.publisher.reports().window().in_flight() == 0)
+            && (!one_by_one || self.publisher.reports().window().in_flight() == 0)
     }
 
     /// Hands over a chunk of what is in hand, as far as the producer takes it.
     fn feed(&mut self, trusted_until: Instant) -> Result<(), database::Error> {
-        let chunk = if self.careful > 0 { 1 } else { FEED_CHUNK };
+        let chunk = if self.careful > 0 || self.alone { 1 } else { FEED_CHUNK };
         if self.in_hand.is_empty() || !self.can_feed() || Instant::now() >= trusted_until {
             return Ok(());
         }
@@ -264,6 +268,7 @@ impl<'a> Pipeline<'a> {
             match self.publisher.hand_over(row)? {
                 HandOver::Taken => {
                     self.in_hand.pop_front();
+                    self.alone = self.careful > 0;
                     self.careful = self.careful.saturating_sub(1);
                     if let Some(flight) = self.flights.back_mut() {
                         flight.rows.push(which);

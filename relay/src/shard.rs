@@ -54,13 +54,13 @@ pub(crate) async fn run(links: Links, mut cursor: Cursor) -> Result<Ended, datab
             Stop::Failed { failure, which, unacked } => (failure, which, unacked),
         };
         let delay = match failure {
-            Failure::Refused { cause: Cause::TooLarge, .. } if unacked > 1 => {
-                // The broker's limit counts the batch. What was in flight goes again one by one.
+            Failure::Refused { cause: Cause::TooLarge | Cause::InvalidRecord, .. } if unacked > 1 => {
+                // The broker refuses whole batches, and its limit counts the batch. What was in flight goes again one by one.
                 careful = unacked;
                 tracing::warn!(
                     shard = links.shard,
                     rows = unacked,
-                    "kafka refused a batch as too large, its messages go again one by one"
+                    "kafka refused a batch, its messages go again one by one"
                 );
                 Duration::ZERO
             }
