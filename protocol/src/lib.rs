@@ -8,12 +8,13 @@
 //!
 //! * [`lease`] — how long a lease may be trusted, and who should hold how many shards,
 //! * [`envelope`] — which headers a record carries, and which identity a consumer reads from them,
+//! * [`partition`] — on which partition a key lives,
 //! * [`fingerprint`] — what makes two payloads the same,
 //! * [`retry`] — how long to wait before the next try,
 //! * [`dead_letter`] — what a record says that nobody could apply,
 //! * [`report`] — an error and its causes in one line.
 //!
-//! Header names, the fingerprint and the topic names are a public format: golden tests hold them, and a change is a
+//! Header names, the partition of a key, the fingerprint and the topic names are a public format: golden tests hold them, and a change is a
 //! decision record.
 
 #![warn(missing_docs)]
@@ -22,6 +23,7 @@ pub mod dead_letter;
 pub mod envelope;
 pub mod fingerprint;
 pub mod lease;
+pub mod partition;
 pub mod report;
 pub mod retry;
 

@@ -2,7 +2,7 @@
 //!
 //! Modules in the order in which a message meets them: [`settings`], `session` and `lease` (who may publish which shard,
 //! until when), [`read`] and [`cursor`] (what is committed and not yet published), `budget` (how much of it may be held),
-//! `shard` and `links`, `pipeline`, `publish` and `window` (to Kafka, and what came back), `advance` (the durable cursor), [`status`].
+//! `shard` and `links`, `pipeline`, `route`, `publish` and `window` (to Kafka, and what came back), `advance` (the durable cursor), [`status`].
 //!
 //! What it guarantees, as long as producers of one key serialise on a lock taken before they enqueue: every committed
 //! message reaches Kafka at least once; the first occurrences of one key's messages are in the order of their commits;
@@ -23,6 +23,7 @@ pub mod plant;
 mod publish;
 pub mod read;
 mod relay;
+mod route;
 mod session;
 pub mod settings;
 mod shard;

@@ -1,8 +1,10 @@
 //! What ties a shard to its session: what it is told, what it may use, and why it was let go.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
+use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use baton_protocol::envelope::Envelope;
 use tokio::sync::{mpsc, watch};
@@ -53,21 +55,47 @@ pub struct Stopped {
 /// The shards that a refused message has stopped.
 pub(crate) type StoppedShards = Arc<Mutex<BTreeMap<i16, Stopped>>>;
 
+/// What the broker said of a topic.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Topic {
+    pub partitions: NonZeroU32,
+    /// Long ago: ask again. The answer may be used until the next one is there.
+    pub stale: bool,
+}
+
 /// The topics that the broker is known to have.
-#[derive(Debug, Default)]
-pub(crate) struct Topics(Mutex<HashSet<String>>);
+#[derive(Debug)]
+pub(crate) struct Topics {
+    known: Mutex<HashMap<String, (NonZeroU32, Instant)>>,
+    /// How long an answer of the broker is taken for fresh: so soon is a raised number of partitions used.
+    fresh: Duration,
+}
 
 impl Topics {
-    pub(crate) fn is_known(&self, topic: &str) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).contains(topic)
+    pub(crate) fn new(fresh: Duration) -> Self {
+        Self { known: Mutex::default(), fresh }
     }
 
-    pub(crate) fn learn(&self, topic: &str) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(topic.to_owned());
+    pub(crate) fn get(&self, topic: &str, now: Instant) -> Option<Topic> {
+        let (partitions, asked) = *self.lock().get(topic)?;
+        Some(Topic { partitions, stale: now.saturating_duration_since(asked) > self.fresh })
+    }
+
+    pub(crate) fn learn(&self, topic: &str, partitions: NonZeroU32) {
+        self.lock().insert(topic.to_owned(), (partitions, Instant::now()));
     }
 
     pub(crate) fn forget(&self, topic: &str) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(topic);
+        self.lock().remove(topic);
+    }
+
+    /// The broker is to be asked anew about every topic.
+    pub(crate) fn forget_all(&self) {
+        self.lock().clear();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, (NonZeroU32, Instant)>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

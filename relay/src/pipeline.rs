@@ -11,6 +11,7 @@
 //! last durable cursor.
 
 use std::collections::VecDeque;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,9 +25,10 @@ use crate::advance::{self, Outcome};
 use crate::budget::Held;
 use crate::cursor::{Cursor, ReadAt};
 use crate::database;
-use crate::links::{Ended, Links, Order};
+use crate::links::{Ended, Links, Order, Topic};
 use crate::publish::{Cause, Failure, HandOver, Publisher};
 use crate::read::{self, Page};
+use crate::route::{Route, Routes};
 
 /// At most four cursor writes a second and shard: a hot row grows under a held vacuum horizon.
 const ADVANCE_EVERY: Duration = Duration::from_millis(250);
@@ -77,13 +79,25 @@ impl Flight {
     }
 }
 
+/// What the next row in hand waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Hold {
+    Nothing,
+    /// The producer's queue was full; it is offered the row again after the next report.
+    Full,
+    /// The broker is asked about its topic.
+    Unknown,
+    /// The acknowledgement of the row of this number.
+    After(u64),
+    /// The acknowledgement of everything in flight.
+    All,
+}
+
 pub(crate) struct Pipeline<'a> {
     links: &'a Links,
     publisher: Arc<Publisher>,
     /// Rows to hand over one at a time, after a refusal that may have been meant for their batch.
     careful: usize,
-    /// The row handed over last was one of these: nothing follows it before its report.
-    alone: bool,
     /// What the cursor row holds, and how many of this producer's rows that covers.
     durable: (u64, Cursor),
     /// The cursor after the last page that is acknowledged whole.
@@ -98,10 +112,11 @@ pub(crate) struct Pipeline<'a> {
     advancing: Option<oneshot::Receiver<Outcome>>,
     advance_to: (u64, Cursor),
     advanced_at: Option<Instant>,
-    checking: Option<JoinHandle<Result<bool, KafkaError>>>,
+    /// A topic that the broker is asked about.
+    checking: Option<JoinHandle<Checked>>,
+    routes: Routes,
     refused: Option<(Failure, Which)>,
-    /// The producer's queue was full; it is offered the row again after the next report.
-    full: bool,
+    hold: Hold,
     drain_until: Option<Instant>,
 }
 
@@ -111,7 +126,6 @@ impl<'a> Pipeline<'a> {
             links,
             publisher: Arc::new(publisher),
             careful,
-            alone: false,
             durable: (0, durable.clone()),
             settled: durable.clone(),
             ahead: durable.clone(),
@@ -123,8 +137,9 @@ impl<'a> Pipeline<'a> {
             advance_to: (0, durable),
             advanced_at: None,
             checking: None,
+            routes: Routes::default(),
             refused: None,
-            full: false,
+            hold: Hold::Nothing,
             drain_until: None,
         }
     }
@@ -192,7 +207,7 @@ impl<'a> Pipeline<'a> {
                 Some(until) if unacked == 0 || now >= until => return Ok(Stop::Ended(Ended::Drained)),
                 Some(_) => {}
                 None => {
-                    self.feed(trusted_until)?;
+                    self.feed(now, trusted_until)?;
                     self.ask_for_more().await;
                 }
             }
@@ -213,8 +228,8 @@ impl<'a> Pipeline<'a> {
                     Some(Outcome::Fenced) => return Ok(Stop::Ended(Ended::Fenced)),
                     None => return Ok(Stop::Ended(Ended::Abandoned)),
                 },
-                known = joined(&mut self.checking) => self.topic_checked(known)?,
-                () = reports.changed.notified() => self.full = false,
+                checked = joined(&mut self.checking) => self.topic_checked(checked)?,
+                () = reports.changed.notified() => self.reported(),
                 () = until(advance_at) => {}
                 () = until(again_at) => {}
                 () = until(Some(trusted_until)) => {}
@@ -245,37 +260,87 @@ impl<'a> Pipeline<'a> {
     }
 
     fn can_feed(&self) -> bool {
-        let one_by_one = self.careful > 0 || self.alone;
         self.refused.is_none()
-            && !self.full
-            && self.checking.is_none()
-            && (!one_by_one || self.publisher.reports().window().in_flight() == 0)
+            && match self.hold {
+                Hold::Nothing => true,
+                Hold::Full | Hold::Unknown => false,
+                Hold::After(number) => self.publisher.reports().window().is_acked(number),
+                Hold::All => self.publisher.reports().window().in_flight() == 0,
+            }
     }
 
-    /// Hands over a chunk of what is in hand, as far as the producer takes it.
-    fn feed(&mut self, trusted_until: Instant) -> Result<(), database::Error> {
-        let chunk = if self.careful > 0 || self.alone { 1 } else { FEED_CHUNK };
+    /// A report came in, so the producer has room.
+    fn reported(&mut self) {
+        if self.hold == Hold::Full {
+            self.hold = Hold::Nothing;
+        }
+    }
+
+    /// Hands over a chunk of what is in hand, as far as it may go and the producer takes it.
+    fn feed(&mut self, now: Instant, trusted_until: Instant) -> Result<(), database::Error> {
         if self.in_hand.is_empty() || !self.can_feed() || Instant::now() >= trusted_until {
             return Ok(());
         }
-        for _ in 0..chunk {
+        self.hold = Hold::Nothing;
+        for _ in 0..FEED_CHUNK {
             let Some(row) = self.in_hand.front() else { break };
-            let which = Which { id: row.id()?, position: row.position()? };
-            if !self.links.topics.is_known(row.topic()?) {
-                self.check_topic(row.topic()?.to_owned());
-                break;
+            let topic = row.topic()?;
+            let known = self.links.topics.get(topic, now);
+            if known.is_none_or(|known| known.stale) && self.checking.is_none() {
+                self.checking = Some(self.links.check(&self.publisher, topic));
             }
-            match self.publisher.hand_over(row)? {
-                HandOver::Taken => {
+            let Some(Topic { partitions, .. }) = known else {
+                self.hold = Hold::Unknown;
+                break;
+            };
+            let which = Which { id: row.id()?, position: row.position()? };
+            let acked = |number| self.publisher.reports().window().is_acked(number);
+            let partition = match self.routes.route(
+                topic,
+                partitions,
+                row.key()?.map(str::as_bytes),
+                now,
+                acked,
+            ) {
+                Route::To(partition) => Some(partition),
+                Route::Any => None,
+                Route::After(number) => {
+                    self.publisher.reports().window().wait_for(number);
+                    self.hold = Hold::After(number);
+                    break;
+                }
+                Route::Resized { .. } if self.publisher.reports().window().in_flight() > 0 => {
+                    self.hold = Hold::All;
+                    break;
+                }
+                Route::Resized { from, to } => {
+                    tracing::warn!(
+                        shard = self.links.shard,
+                        topic,
+                        "the topic had {from} partitions and has {to}: keys move to other partitions, where readers \
+                         may take later messages before earlier ones; all earlier ones are acknowledged"
+                    );
+                    self.routes.resize(topic, to);
+                    continue;
+                }
+            };
+            match self.publisher.hand_over(row, partition)? {
+                HandOver::Taken(number) => {
+                    if let Some(partition) = partition {
+                        self.routes.gone(topic, partition, number, now);
+                    }
                     self.in_hand.pop_front();
-                    self.alone = self.careful > 0;
-                    self.careful = self.careful.saturating_sub(1);
                     if let Some(flight) = self.flights.back_mut() {
                         flight.rows.push(which);
                     }
+                    if self.careful > 0 {
+                        self.careful -= 1;
+                        self.hold = Hold::All;
+                        break;
+                    }
                 }
                 HandOver::Full => {
-                    self.full = true;
+                    self.hold = Hold::Full;
                     break;
                 }
                 HandOver::Failed(failure) => {
@@ -377,30 +442,22 @@ impl<'a> Pipeline<'a> {
         None
     }
 
-    /// Asks the broker, on a thread that may block, whether a topic exists.
-    fn check_topic(&mut self, topic: String) {
-        let publisher = Arc::clone(&self.publisher);
-        self.checking = Some(tokio::spawn(async move {
-            let asked =
-                tokio::task::spawn_blocking(move || publisher.topic_exists(&topic, METADATA_PATIENCE)).await;
-            let answer = asked.unwrap_or(Err(KafkaError::Canceled));
-            if answer.is_err() {
-                // The broker is away: that is an outage, not a missing topic.
-                tokio::time::sleep(Duration::from_millis(500)).await;
-            }
-            answer
-        }));
-    }
-
-    fn topic_checked(&mut self, known: Result<bool, KafkaError>) -> Result<(), database::Error> {
-        let Some(row) = self.in_hand.front() else { return Ok(()) };
-        let topic = row.topic()?;
-        match known {
-            Ok(true) => self.links.topics.learn(topic),
-            Ok(false) => {
-                let error = format!("topic {topic} does not exist");
-                let failure = Failure::Refused { topic: topic.to_owned(), cause: Cause::UnknownTopic, error };
-                self.refused = Some((failure, Which { id: row.id()?, position: row.position()? }));
+    fn topic_checked(&mut self, Checked { topic, partitions }: Checked) -> Result<(), database::Error> {
+        if self.hold == Hold::Unknown {
+            self.hold = Hold::Nothing;
+        }
+        match partitions {
+            Ok(Some(partitions)) => self.links.topics.learn(&topic, partitions),
+            Ok(None) => {
+                self.links.topics.forget(&topic);
+                // Found missing while rows of other topics were in hand: the next row of it asks again.
+                let Some(row) = self.in_hand.front() else { return Ok(()) };
+                if row.topic()? == topic {
+                    let which = Which { id: row.id()?, position: row.position()? };
+                    let error = format!("topic {topic} does not exist");
+                    self.refused =
+                        Some((Failure::Refused { topic, cause: Cause::UnknownTopic, error }, which));
+                }
             }
             Err(error) => {
                 tracing::warn!(
@@ -422,11 +479,12 @@ async fn reply<T>(asked: &mut Option<oneshot::Receiver<T>>) -> Option<T> {
     answer
 }
 
-async fn joined(task: &mut Option<JoinHandle<Result<bool, KafkaError>>>) -> Result<bool, KafkaError> {
+async fn joined(task: &mut Option<JoinHandle<Checked>>) -> Checked {
     let Some(handle) = task else { return std::future::pending().await };
-    let answer = handle.await.unwrap_or(Err(KafkaError::Canceled));
+    let checked = handle.await;
     *task = None;
-    answer
+    // Only a panic ends the task early; then nothing is known.
+    checked.unwrap_or(Checked { topic: String::new(), partitions: Err(KafkaError::Canceled) })
 }
 
 async fn until(instant: Option<Instant>) {
@@ -436,7 +494,29 @@ async fn until(instant: Option<Instant>) {
     }
 }
 
+/// What the broker says of a topic.
+struct Checked {
+    topic: String,
+    /// How many partitions it has; `None` when it does not exist.
+    partitions: Result<Option<NonZeroU32>, KafkaError>,
+}
+
 impl Links {
+    /// Asks the broker about a topic, on a thread that may block.
+    fn check(&self, publisher: &Arc<Publisher>, topic: &str) -> JoinHandle<Checked> {
+        let (publisher, topic) = (Arc::clone(publisher), topic.to_owned());
+        tokio::spawn(async move {
+            let asked = topic.clone();
+            let asked = tokio::task::spawn_blocking(move || publisher.partitions(&asked, METADATA_PATIENCE));
+            let partitions = asked.await.unwrap_or(Err(KafkaError::Canceled));
+            if partitions.is_err() {
+                // The broker is away: that is an outage, not a missing topic.
+                tokio::time::sleep(Duration::from_millis(500)).await;
+            }
+            Checked { topic, partitions }
+        })
+    }
+
     /// Asks for the cursor to be written.
     async fn advance(&self, cursor: Cursor) -> oneshot::Receiver<Outcome> {
         let (reply, receiver) = oneshot::channel();

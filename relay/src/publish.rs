@@ -4,6 +4,7 @@
 //! until the first failed report, a fatal error, or the end of its shard's trust; then it is purged, every report is
 //! awaited, and it is destroyed. It is never used again after a failure: what follows a gap must not overtake it.
 
+use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ use crate::read::Row;
 use crate::settings::Settings;
 use crate::window::Window;
 
-/// Of this many successful reports one wakes the shard, unless it is the last one outstanding.
+/// Of this many successful reports one wakes the shard, unless it is the last one outstanding, or awaited.
 const WAKE_EVERY: usize = 128;
 
 /// Why a message or its shard cannot go on as it is.
@@ -134,7 +135,8 @@ impl ProducerContext for Context {
                 Err((error, message)) => window.fail(number as u64, Failure::of(error, message.topic())),
             }
             // Waking the shard for each of 100,000 reports a second costs more than the reports.
-            result.is_err() || window.unreported() == 0 || number.is_multiple_of(WAKE_EVERY)
+            let awaited = window.was_awaited(number as u64);
+            awaited || result.is_err() || window.unreported() == 0 || number.is_multiple_of(WAKE_EVERY)
         };
         if worth_a_wake {
             self.0.changed.notify_one();
@@ -145,8 +147,8 @@ impl ProducerContext for Context {
 /// The answer to handing over one row.
 #[derive(Debug)]
 pub(crate) enum HandOver {
-    /// librdkafka has it; a report will come.
-    Taken,
+    /// librdkafka has it under this number; a report will come.
+    Taken(u64),
     /// Its queue is full: wait for reports, then offer the same row again.
     Full,
     /// It will never take this row.
@@ -178,8 +180,12 @@ impl Publisher {
         &self.reports
     }
 
-    /// Hands one row to librdkafka, which copies it.
-    pub(crate) fn hand_over(&self, row: &Row) -> Result<HandOver, crate::database::Error> {
+    /// Hands one row to librdkafka, which copies it, for a partition or for any.
+    pub(crate) fn hand_over(
+        &self,
+        row: &Row,
+        partition: Option<u32>,
+    ) -> Result<HandOver, crate::database::Error> {
         let (id, topic, key, payload) = (row.id()?, row.topic()?, row.key()?, row.payload()?);
         let outgoing = Outgoing {
             id,
@@ -207,8 +213,9 @@ impl Publisher {
             .headers(headers);
         record.key = key;
         record.payload = payload;
+        record.partition = partition.map(u32::cast_signed);
         match self.producer.send(record) {
-            Ok(()) => Ok(HandOver::Taken),
+            Ok(()) => Ok(HandOver::Taken(number)),
             Err((error, _)) => {
                 self.reports.window().take_back();
                 Ok(match error.rdkafka_error_code() {
@@ -229,16 +236,18 @@ impl Publisher {
         headers.ok_or_else(|| "no headers".to_owned())
     }
 
-    /// Whether the topic exists. Blocks for at most `patience`.
+    /// How many partitions the topic has; `None` when it does not exist. Blocks for at most `patience`.
     ///
     /// # Errors
     /// When the broker does not answer in time: then nothing is known.
-    pub(crate) fn topic_exists(&self, topic: &str, patience: Duration) -> Result<bool, KafkaError> {
+    pub(crate) fn partitions(
+        &self,
+        topic: &str,
+        patience: Duration,
+    ) -> Result<Option<NonZeroU32>, KafkaError> {
         let metadata = self.producer.client().fetch_metadata(Some(topic), patience)?;
-        Ok(metadata
-            .topics()
-            .iter()
-            .any(|t| t.name() == topic && t.error().is_none() && !t.partitions().is_empty()))
+        let found = metadata.topics().iter().find(|t| t.name() == topic && t.error().is_none());
+        Ok(found.and_then(|t| u32::try_from(t.partitions().len()).ok()).and_then(NonZeroU32::new))
     }
 
     /// Throws away what was not acknowledged and waits for every report. Blocks. The producer is not to be used again.

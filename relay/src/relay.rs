@@ -78,12 +78,13 @@ pub async fn run(
 ) -> Result<Summary, Error> {
     settings.validate()?;
     let mut shutdown = pin!(shutdown.fuse());
+    let topics = Topics::new(settings.topics_fresh());
     let mut process = Process {
         settings: Arc::new(settings),
         generations: BTreeMap::new(),
         published: Arc::new(Published::default()),
         stopped: StoppedShards::default(),
-        topics: Arc::new(Topics::default()),
+        topics: Arc::new(topics),
         target: None,
         until_empty: until == Until::Empty,
     };

@@ -137,6 +137,8 @@ pub enum Error {
     },
 }
 
+const TOPIC_REFRESH: &str = "topic.metadata.refresh.interval.ms";
+
 /// What the relay sets itself, the only values it accepts for it from outside, and why.
 const OWNED: &[(&str, &[&str], &str)] = &[
     (
@@ -239,6 +241,17 @@ impl Settings {
         Terms::new(self.lease_ttl, Some(self.lease_margin)).unwrap_or_default()
     }
 
+    /// After how long the broker is asked again how many partitions a topic has: librdkafka's
+    /// `topic.metadata.refresh.interval.ms`, by default 60 s; never when it is -1.
+    pub(crate) fn topics_fresh(&self) -> Duration {
+        self.client_config()
+            .get(TOPIC_REFRESH)
+            .and_then(|value| value.trim().parse::<i64>().ok())
+            .map_or(Duration::from_secs(60), |ms| {
+                u64::try_from(ms).map_or(Duration::MAX, Duration::from_millis)
+            })
+    }
+
     /// The configuration of a shard's producer: the user's settings under the relay's own. Public for benchmarks, which
     /// measure a bare producer set the same way.
     #[must_use]
@@ -276,7 +289,8 @@ impl Settings {
             .set("message.max.bytes", "80000000")
             // A page arrives at once, so batches fill without waiting; a lone message should not wait either.
             .set("linger.ms", "1")
-            .set("reconnect.backoff.max.ms", "2000");
+            .set("reconnect.backoff.max.ms", "2000")
+            .set(TOPIC_REFRESH, "60000");
         for (name, value) in &self.kafka_properties {
             config.set(name, value);
         }
@@ -322,6 +336,21 @@ mod tests {
         }
         with("acks", "-1").unwrap();
         with("compression.type", "lz4").unwrap();
+    }
+
+    #[test]
+    fn the_broker_is_asked_again_about_topics_as_often_as_librdkafka_is_told() {
+        let mut settings = Settings::default();
+        for (value, expected) in [
+            (None, Duration::from_secs(60)),
+            (Some("500"), Duration::from_millis(500)),
+            (Some("-1"), Duration::MAX),
+        ] {
+            if let Some(value) = value {
+                settings.kafka_properties.insert(TOPIC_REFRESH.into(), value.into());
+            }
+            assert_eq!(settings.topics_fresh(), expected);
+        }
     }
 
     #[test]

@@ -72,6 +72,7 @@ pub(crate) async fn run(links: Links, mut cursor: Cursor) -> Result<Ended, datab
             }
             Failure::Broken { error } => {
                 careful = 0;
+                links.topics.forget_all();
                 tracing::warn!(shard = links.shard, "the kafka producer failed and is replaced: {error}");
                 broken.next_delay()
             }

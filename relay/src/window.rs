@@ -15,6 +15,7 @@ pub(crate) struct Window<F> {
     /// Handed over and not reported on.
     unreported: usize,
     failure: Option<(u64, F)>,
+    awaited: Option<u64>,
     #[cfg(feature = "plants")]
     last_acked: Option<u64>,
 }
@@ -26,6 +27,7 @@ impl<F> Window<F> {
             acked: VecDeque::new(),
             unreported: 0,
             failure: None,
+            awaited: None,
             #[cfg(feature = "plants")]
             last_acked: None,
         }
@@ -43,6 +45,24 @@ impl<F> Window<F> {
         if self.acked.pop_back().is_some() {
             self.unreported -= 1;
         }
+    }
+
+    /// Whether Kafka is known to have the row.
+    pub(crate) fn is_acked(&self, number: u64) -> bool {
+        match number.checked_sub(self.base) {
+            None => true,
+            Some(index) => usize::try_from(index).ok().and_then(|i| self.acked.get(i)) == Some(&true),
+        }
+    }
+
+    /// Somebody waits for the report on this row.
+    pub(crate) fn wait_for(&mut self, number: u64) {
+        self.awaited = Some(number);
+    }
+
+    /// Whether somebody waited for the report on this row; not any more.
+    pub(crate) fn was_awaited(&mut self, number: u64) -> bool {
+        self.awaited.take_if(|awaited| *awaited == number).is_some()
     }
 
     /// Kafka has the row.
@@ -121,6 +141,7 @@ mod tests {
                     window.ack(*number);
                     acked[usize::try_from(*number).unwrap()] = true;
                 }
+                prop_assert!((0..40u64).all(|n| window.is_acked(n) == acked[usize::try_from(n).unwrap()]));
                 let expected = acked.iter().take_while(|a| **a).count() as u64;
                 prop_assert_eq!(window.prefix(), expected);
                 prop_assert_eq!(window.unreported(), 40 - reported - 1);

@@ -4,7 +4,9 @@
 
 use std::time::Duration;
 
-use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
+use rdkafka::admin::{
+    AdminClient, AdminOptions, AlterConfig, NewPartitions, NewTopic, ResourceSpecifier, TopicReplication,
+};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::config::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer};
@@ -72,6 +74,10 @@ impl Kafka {
         for made in admin.create_topics([&topic], &options()).await? {
             made.map_err(|(name, code)| Failure::new(format!("create topic {name}: {code}")))?;
         }
+        self.shows(name, partitions).await
+    }
+
+    async fn shows(&self, name: &str, partitions: usize) -> Outcome {
         eventually(format!("the broker to show {name}"), PATIENCE, async || {
             let seen = self.partitions(name).await?;
             if seen == partitions {
@@ -81,6 +87,35 @@ impl Kafka {
             }
         })
         .await
+    }
+
+    /// Raises the number of a topic's partitions and waits until the broker names all of them.
+    ///
+    /// # Errors
+    ///
+    /// When the broker refuses or does not answer.
+    pub async fn raise_partitions(&self, name: &str, partitions: usize) -> Outcome {
+        let raised = NewPartitions::new(name, partitions);
+        for made in self.admin()?.create_partitions([&raised], &options()).await? {
+            made.map_err(|(name, code)| Failure::new(format!("raise partitions of {name}: {code}")))?;
+        }
+        self.shows(name, partitions).await
+    }
+
+    /// Sets a topic's own settings, such as `max.message.bytes`; the others go back to their defaults.
+    ///
+    /// # Errors
+    ///
+    /// When the broker refuses or does not answer.
+    pub async fn set_topic(&self, name: &str, settings: &[(&str, &str)]) -> Outcome {
+        let config =
+            settings.iter().fold(AlterConfig::new(ResourceSpecifier::Topic(name)), |config, (key, value)| {
+                config.set(key, value)
+            });
+        for set in self.admin()?.alter_configs([&config], &options()).await? {
+            set.map_err(|(_, code)| Failure::new(format!("set {name}: {code}")))?;
+        }
+        Ok(())
     }
 
     /// Deletes a topic.

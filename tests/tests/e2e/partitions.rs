@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use baton_tests::{Harness, Load, Outcome, Site, fail, figure, kafka_tool, test};
+use baton_tests::{Harness, Load, Outcome, Site, eventually, fail, figure, kafka_tool, test};
 
 const KEYS: usize = 10_000;
 /// Not a power of two, so that no bit of the hash is left out of the comparison.
@@ -46,6 +46,51 @@ fn ten_thousand_keys_land_where_the_java_producer_puts_them() {
             KEYS - strays.len()
         ));
         Ok(())
+    });
+}
+
+#[test]
+fn a_raised_number_of_partitions_is_used_and_said_once_everything_in_flight_is_acknowledged() {
+    test(Duration::from_secs(120), Load::Light, async |harness: &mut Harness| {
+        let site = harness.site().await?;
+        let topic = site.topic("grows", 1).await?;
+        let insert = async |from: i32| -> Outcome {
+            sqlx::query(
+                "INSERT INTO outbox.message (topic, key, payload)
+                 SELECT $1, i::text, 'x' FROM generate_series($2, $2 + 99) AS i",
+            )
+            .bind(&topic)
+            .bind(from)
+            .execute(site.pool())
+            .await?;
+            Ok(())
+        };
+        let relay = site
+            .relay("relay")?
+            .env("BATON_KAFKA__PROPERTIES__topic.metadata.refresh.interval.ms", "200")
+            .start()?;
+        insert(0).await?;
+        let wait = async |count: i64| {
+            eventually("the messages", PATIENCE, async || {
+                let seen = site.kafka().count(&topic).await?;
+                if seen == count { Ok(()) } else { fail!("{seen} records") }
+            })
+            .await
+        };
+        wait(100).await?;
+        site.kafka().raise_partitions(&topic, 4).await?;
+        let mut from = 100;
+        eventually("the new partitions in use, and a warning that names both counts", PATIENCE, async || {
+            insert(from).await?;
+            from += 100;
+            wait(i64::from(from)).await?;
+            let warned = relay.stderr().lines().any(|line| {
+                ["WARN", &topic, "had 1 partitions and has 4"].iter().all(|word| line.contains(*word))
+            });
+            let used = site.kafka().records(&topic).await?.iter().any(|record| record.partition == 3);
+            if warned && used { Ok(()) } else { fail!("warned: {warned}, used: {used}") }
+        })
+        .await
     });
 }
 

@@ -90,6 +90,71 @@ fn a_message_larger_than_its_topic_takes_stops_its_shard_and_is_named() {
 }
 
 #[test]
+fn nothing_of_its_key_overtakes_a_message_that_is_too_large_for_its_topic() {
+    test(Duration::from_secs(120), Load::Light, async |harness: &mut Harness| {
+        let site = harness.site().await?;
+        let topic = site.topic("one", 1).await?;
+        sqlx::query(
+            "INSERT INTO outbox.message (topic, key, payload)
+             SELECT $1, 'A', convert_to(repeat('x', CASE i WHEN 0 THEN 2000000 ELSE i * 97 % 37000 END), 'UTF8')
+             FROM generate_series(0, 800) i",
+        )
+        .bind(&topic)
+        .execute(site.pool())
+        .await?;
+        let relay = site.relay("relay")?.start()?;
+        says_loudly(&relay, &["too_large", "raise max.message.bytes"]).await?;
+        stays("nothing overtaking it", Duration::from_secs(4), async || {
+            let seen = site.kafka().count(&topic).await?;
+            if seen == 0 { Ok(()) } else { fail!("{seen} records") }
+        })
+        .await
+    });
+}
+
+#[test]
+fn what_is_published_around_a_message_that_is_too_large_for_its_topic_is_a_prefix_then_everything() {
+    test(Duration::from_secs(120), Load::Light, async |harness: &mut Harness| {
+        let site = harness.site().await?;
+        let topic = site.topic("one", 1).await?;
+        sqlx::query(
+            "INSERT INTO outbox.message (topic, key, payload)
+             SELECT $1, 'A', convert_to(
+                 i || ' ' || repeat('x', CASE i WHEN 1500 THEN 2000000 ELSE i * 97 % 3700 END), 'UTF8')
+             FROM generate_series(0, 2999) i",
+        )
+        .bind(&topic)
+        .execute(site.pool())
+        .await?;
+        let relay = site.relay("relay")?.start()?;
+        says_loudly(&relay, &["too_large", "raise max.message.bytes"]).await?;
+        let firsts = async || -> Outcome<Vec<i64>> {
+            let mut firsts = Vec::new();
+            for record in site.kafka().records(&topic).await? {
+                let payload = record.payload_text().unwrap_or_default();
+                let Some((number, _)) = payload.split_once(' ') else { fail!("{payload:.20}") };
+                let number: i64 = number.parse()?;
+                if !firsts.contains(&number) {
+                    firsts.push(number);
+                }
+            }
+            Ok(firsts)
+        };
+        stays("all before it and nothing behind it", Duration::from_secs(4), async || {
+            let seen = firsts().await?;
+            if seen.iter().copied().eq(0..1500) { Ok(()) } else { fail!("{} records, {seen:?}", seen.len()) }
+        })
+        .await?;
+        site.kafka().set_topic(&topic, &[("max.message.bytes", "4000000")]).await?;
+        eventually("everything in order", PATIENCE, async || {
+            let seen = firsts().await?;
+            if seen.iter().copied().eq(0..3000) { Ok(()) } else { fail!("{} records, {seen:?}", seen.len()) }
+        })
+        .await
+    });
+}
+
+#[test]
 fn a_thousand_small_messages_pass_a_topic_whose_limit_is_smaller_than_a_batch() {
     test(Duration::from_secs(90), Load::Light, async |harness: &mut Harness| {
         let site = harness.site().await?;
