@@ -91,8 +91,9 @@ impl Arena {
         self.connect()
             .await?
             .execute(
-                "UPDATE outbox.cursor c SET position = s.position, snapshot = s.snapshot, ceiling = s.ceiling, late_snapshot = NULL,
-                 late_position = NULL FROM start s WHERE s.shard = c.shard",
+                "INSERT INTO outbox.advance (shard, number, generation, position, snapshot, ceiling)
+                 SELECT s.shard, c.number + 1, c.generation, s.position, s.snapshot, s.ceiling
+                 FROM start s JOIN outbox.cursor c USING (shard)",
             )
             .await?;
         Ok(())

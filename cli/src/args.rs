@@ -45,7 +45,7 @@ pub(crate) enum Command {
     },
     /// Publish what is committed, until SIGTERM or SIGINT
     Relay {
-        /// Exit 0 once everything committed and visible is published, by this relay or by others
+        /// Exit 0 once everything committed and visible is published, by this relay or by others; serves no HTTP
         #[arg(long)]
         until_empty: bool,
     },

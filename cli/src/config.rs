@@ -31,6 +31,8 @@ const DEFAULT: &str = "default";
 /// A configuration that cannot be used. The process exits with 2.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
+    #[error("there is no configuration file {} (named by --config); write it, or leave --config out", path.display())]
+    Absent { path: PathBuf },
     #[error("cannot read the configuration file {}", path.display())]
     Read { path: PathBuf, source: std::io::Error },
     #[error("{}, line {line}, is not valid TOML: {message}", path.display())]
@@ -154,7 +156,7 @@ impl Effective {
     }
 
     fn settings_without_addresses(&self) -> Settings {
-        let Config { relay, lease, poll, publish, kafka, .. } = &self.config;
+        let Config { relay, lease, poll, publish, http, kafka, .. } = &self.config;
         let defaults = Settings::default();
         Settings {
             kafka_properties: kafka
@@ -175,6 +177,7 @@ impl Effective {
             in_flight_bytes: publish.in_flight_bytes.0,
             in_flight_bytes_total: publish.in_flight_bytes_total.0,
             drain_deadline: relay.drain_deadline.0,
+            http_listen: http.listen.0.clone(),
             ..defaults
         }
     }

@@ -5,7 +5,7 @@
 use std::error::Error;
 use std::process::ExitCode;
 
-use baton_protocol::report;
+use baton_relay::database::told;
 
 use crate::args::LogFormat;
 use crate::config;
@@ -34,7 +34,7 @@ impl Failure {
             Self::Usage(error) => (error, 2),
             Self::Failed(error) => (error, 1),
         };
-        let message = report::chain_in(error.as_ref(), words);
+        let message = told(error.as_ref());
         match format {
             // One form for a log collector, whether or not RUST_LOG lets it through.
             LogFormat::Json if tracing::enabled!(tracing::Level::ERROR) => tracing::error!("{message}"),
@@ -50,17 +50,5 @@ impl Failure {
 impl From<config::Error> for Failure {
     fn from(error: config::Error) -> Self {
         Self::usage(error)
-    }
-}
-
-/// sqlx wraps what the server or the system said in words that help nobody, and adds a line of Postgres' own source.
-fn words(error: &(dyn Error + 'static)) -> String {
-    if let Some(error) = error.downcast_ref::<Box<dyn sqlx::error::DatabaseError>>() {
-        return error.message().to_owned();
-    }
-    match error.downcast_ref::<sqlx::Error>() {
-        Some(sqlx::Error::Database(error)) => error.message().to_owned(),
-        Some(sqlx::Error::Io(error)) => error.to_string(),
-        _ => error.to_string(),
     }
 }

@@ -1,7 +1,7 @@
 //! `baton status`: the oldest age first, then who holds what and how far each shard is.
 
 use baton_migrations::Line;
-use baton_relay::status::{self, Status};
+use baton_relay::status::{self, Shard, Status, Stopped};
 
 use crate::config::{Effective, Side};
 use crate::database;
@@ -58,7 +58,7 @@ fn for_people(status: &Status) -> String {
                 shard.shard.to_string(),
                 shard.owner.clone().unwrap_or_else(absent),
                 shard.generation.to_string(),
-                shard.lease_left_seconds.map_or_else(absent, seconds),
+                shard.lease_left_seconds.map_or_else(absent, lease_left),
                 shard.cursor.position.to_string(),
                 shard.lag_messages.to_string(),
                 shard.lag_seconds.map_or_else(absent, seconds),
@@ -75,7 +75,45 @@ fn for_people(status: &Status) -> String {
         numbers("oldest"),
     ];
     text.push_str(&render(columns, &rows));
+    let stopped: Vec<String> =
+        status.shards.iter().filter_map(|shard| Some(stopped_line(shard, shard.stopped.as_ref()?))).collect();
+    if !stopped.is_empty() {
+        text.push_str(&format!("\nstopped shards: {}\n", stopped.len()));
+        text.extend(stopped);
+    }
     text
+}
+
+/// How long a lease lasts, or for how long its last owner has not renewed it.
+fn lease_left(left: f64) -> String {
+    if left > 0.0 { seconds(left) } else { format!("expired {} ago", seconds(-left)) }
+}
+
+/// The longest part of a key that a line shows.
+const KEY_LENGTH: usize = 60;
+
+/// Which message, which transition, why, under which generation, and what to do.
+fn stopped_line(shard: &Shard, stopped: &Stopped) -> String {
+    let Stopped { transition, id, topic, cause, error, generation, attempts, next_attempt_at, .. } = stopped;
+    let key = match &stopped.key {
+        None => "no key".to_owned(),
+        Some(key) => {
+            let shown: String = key.chars().take(KEY_LENGTH).collect();
+            let more = if shown.len() < key.len() { "…" } else { "" };
+            format!("key {}{more}", shown.escape_debug())
+        }
+    };
+    let next = match shard.lease_left_seconds {
+        Some(left) if left > 0.0 => format!("it is tried again at {next_attempt_at}"),
+        _ => "no relay holds the shard to try it again".to_owned(),
+    };
+    format!(
+        "  shard {}: {id} (topic {topic}, {key}) stopped at {transition}: {cause}, refused {attempts} times in {}, last under \
+         generation {generation}: {error}\n    to do: {}; {next}\n",
+        shard.shard,
+        seconds(stopped.age_seconds),
+        stopped.advice.unwrap_or("see the relay's log"),
+    )
 }
 
 fn seconds(seconds: f64) -> String {

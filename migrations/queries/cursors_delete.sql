@@ -1,3 +1,3 @@
 -- All cursors. Comes back with the highest position that any of them had.
-WITH gone AS (DELETE FROM outbox.cursor RETURNING "position")
-SELECT coalesce(max("position"), 0) FROM gone
+WITH advances AS (DELETE FROM outbox.advance), fences AS (DELETE FROM outbox.fence)
+SELECT coalesce(max("position"), 0) FROM outbox.cursor

@@ -1,4 +1,5 @@
--- The roles that are missing, or lack the privilege that makes them what they are.
+-- The roles that are missing, or lack a privilege that makes them what they are; of a relay's, all that it starts by
+-- (relay/queries/outbox_needs.sql).
 SELECT wanted.role
 FROM (VALUES ('baton_producer'), ('baton_relay'), ('baton_operator'), ('baton_readonly')) wanted(role)
 LEFT JOIN pg_roles r ON r.rolname = wanted.role
@@ -6,6 +7,12 @@ WHERE r.oid IS NULL
    OR NOT has_schema_privilege(r.oid, 'outbox', 'USAGE')
    OR NOT CASE wanted.role
           WHEN 'baton_producer' THEN has_column_privilege(r.oid, 'outbox.message', 'payload', 'INSERT')
-          WHEN 'baton_relay' THEN has_table_privilege(r.oid, 'outbox.cursor', 'UPDATE')
+          WHEN 'baton_relay' THEN (
+              SELECT bool_and(has_table_privilege(r.oid, 'outbox.' || needed.name, needed.privilege))
+              FROM (VALUES ('settings', 'SELECT'), ('message', 'SELECT'), ('shard', 'SELECT'), ('shard', 'UPDATE'),
+                           ('fence', 'SELECT'), ('fence', 'UPDATE'), ('cursor', 'SELECT'), ('advance', 'SELECT'),
+                           ('advance', 'INSERT'), ('advance', 'DELETE'), ('token', 'SELECT'), ('token', 'INSERT'),
+                           ('stopped', 'SELECT'), ('stopped', 'INSERT'), ('stopped', 'UPDATE'), ('relay', 'SELECT'),
+                           ('relay', 'INSERT'), ('relay', 'UPDATE'), ('relay', 'DELETE')) needed(name, privilege))
           WHEN 'baton_operator' THEN has_table_privilege(r.oid, 'outbox.audit', 'INSERT')
           ELSE has_table_privilege(r.oid, 'outbox.message', 'SELECT') END

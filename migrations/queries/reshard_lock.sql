@@ -1,2 +1,2 @@
 -- Nobody enqueues, claims or advances until this transaction ends.
-LOCK TABLE outbox.shard, outbox.cursor, outbox.message IN SHARE ROW EXCLUSIVE MODE
+LOCK TABLE outbox.shard, outbox.fence, outbox.advance, outbox.message IN SHARE ROW EXCLUSIVE MODE

@@ -24,13 +24,15 @@ impl Line {
         }
     }
 
-    /// The tables of a database that is up to date, in alphabetical order.
+    /// The tables and views of a database that is up to date, in alphabetical order.
     pub(crate) fn tables(self) -> &'static [&'static str] {
         match self {
             Self::Outbox => &[
                 BOOKKEEPING,
+                "advance",
                 "audit",
                 "cursor",
+                "fence",
                 "message",
                 "message_0",
                 "message_1",
@@ -40,6 +42,7 @@ impl Line {
                 "relay",
                 "settings",
                 "shard",
+                "stopped",
                 "token",
             ],
             Self::Inbox => &[BOOKKEEPING, "audit", "horizon", "message", "parked"],
@@ -49,7 +52,12 @@ impl Line {
     /// Version, description and text of each migration, oldest first. A text that is released never changes.
     fn texts(self) -> &'static [(i64, &'static str, &'static str)] {
         match self {
-            Self::Outbox => &[(1, "outbox", include_str!("../outbox/0001_outbox.sql"))],
+            Self::Outbox => &[
+                (1, "outbox", include_str!("../outbox/0001_outbox.sql")),
+                (2, "cursor ring", include_str!("../outbox/0002_cursor_ring.sql")),
+                (3, "late index", include_str!("../outbox/0003_late_index.sql")),
+                (4, "stopped", include_str!("../outbox/0004_stopped.sql")),
+            ],
             Self::Inbox => &[(1, "inbox", include_str!("../inbox/0001_inbox.sql"))],
         }
     }

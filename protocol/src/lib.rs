@@ -6,7 +6,8 @@
 //!
 //! In the order in which a message meets them:
 //!
-//! * [`lease`] — how long a lease may be trusted, and who should hold how many shards,
+//! * [`lifecycle`] — which states a message, a lease, a delivery and a dead letter go through, as tables,
+//! * [`lease`] — who owns what until when, how long that may be trusted, and who should hold how many shards,
 //! * [`envelope`] — which headers a record carries, and which identity a consumer reads from them,
 //! * [`partition`] — on which partition a key lives,
 //! * [`fingerprint`] — what makes two payloads the same,
@@ -23,6 +24,7 @@ pub mod dead_letter;
 pub mod envelope;
 pub mod fingerprint;
 pub mod lease;
+pub mod lifecycle;
 pub mod partition;
 pub mod report;
 pub mod retry;

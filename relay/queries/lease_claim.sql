@@ -1,6 +1,7 @@
--- Takes a shard that is free, expired, or held by this very process, under a new generation, and reads its durable cursor.
+-- Takes a shard that is free, expired, or held by this very process, under a new generation.
 -- $1 shard, $2 owner, $3 the generation this process holds it by, or -1, $4 milliseconds.
--- The cursor row takes the generation too: an advance of the generation before waits for its lock and then matches nothing.
+-- The fence row takes the generation too: an advance of the generation before has committed by then, or waits for its lock
+-- and then matches nothing.
 WITH lease AS (
     UPDATE outbox.shard
     SET owner = $2, generation = generation + 1,
@@ -9,8 +10,8 @@ WITH lease AS (
       AND (lease_until IS NULL OR lease_until <= clock_timestamp() OR (owner = $2 AND generation = $3))
     RETURNING shard, generation
 )
-UPDATE outbox.cursor AS c
+UPDATE outbox.fence AS f
 SET generation = lease.generation
 FROM lease, outbox.token t
-WHERE c.shard = lease.shard
-RETURNING c.generation, t.token, c."position", c.snapshot::text, c.ceiling::text, c.late_snapshot::text, c.late_position
+WHERE f.shard = lease.shard
+RETURNING f.generation, t.token

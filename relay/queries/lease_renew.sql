@@ -3,5 +3,7 @@
 UPDATE outbox.shard AS s
 SET lease_until = clock_timestamp() + make_interval(secs => $4::double precision / 1000)
 FROM (SELECT h.shard, h.generation FROM unnest($2::smallint[], $3::bigint[]) AS h(shard, generation) ORDER BY h.shard) h
-WHERE s.shard = h.shard AND s.generation = h.generation AND s.owner = $1 AND s.lease_until > clock_timestamp()
+-- By the index shard_lease, where earlier versions of the row end below the present; and once more after a lock was waited for.
+WHERE s.shard + 0 = h.shard AND s.lease_until > (SELECT clock_timestamp())
+  AND s.generation = h.generation AND s.owner = $1 AND s.lease_until > clock_timestamp()
 RETURNING s.shard

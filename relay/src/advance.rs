@@ -2,7 +2,19 @@
 //!
 //! All shards share one connection; what is asked while a statement runs goes out with the next one. A cursor that was
 //! not moved is [`Outcome::Fenced`]: its lease has expired, was taken over, or the server lost its tail in a crash.
+//!
+//! A cursor is the newest row of a ring, so that moving it costs the same however long a snapshot is held somewhere:
+//!
+//! ```text
+//!   number   1 … n−2·KEPT │ n−2·KEPT … n−KEPT │ n−KEPT … n−1    n
+//!            deleted        deleted in one go   kept             the durable cursor
+//! ```
+//!
+//! Deleting looks at nothing twice, because deleted rows stay in the index as long as that snapshot. The first time of a
+//! session it looks from the beginning, so that nothing a killed relay left stays for ever.
 
+use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::postgres::PgConnection;
@@ -11,6 +23,7 @@ use uuid::Uuid;
 
 use crate::cursor::{Cursor, Late};
 use crate::database::{Error, answer};
+use crate::settings::Settings;
 
 /// Moves a shard's cursor to what is acknowledged.
 #[derive(Debug)]
@@ -30,39 +43,59 @@ pub(crate) enum Outcome {
     Fenced,
 }
 
+/// Rows of a shard's ring that stay; as many at least are deleted in one go.
+const KEPT: i64 = 200;
+
+/// Below which number the rows of a shard are gone.
+type Trimmed = HashMap<i16, i64>;
+
 /// Serves requests until every sender is gone or the connection fails.
 pub(crate) async fn run(
     mut connection: PgConnection,
     mut requests: mpsc::Receiver<Request>,
-    owner: &str,
+    settings: Arc<Settings>,
     patience: Duration,
 ) -> Result<(), Error> {
+    let mut trimmed = Trimmed::new();
+    #[cfg(feature = "plants")]
+    let mut is_prepared = false;
     while let Some(first) = requests.recv().await {
         let mut batch = vec![first];
         while let Ok(next) = requests.try_recv() {
             batch.push(next);
         }
+        #[cfg(feature = "plants")]
+        if let Some(hold) = &settings.hold
+            && std::mem::replace(&mut is_prepared, true)
+        {
+            hold.gather(&mut batch, &mut requests).await;
+        }
         // Claims of one session see one token; a shard claimed across a crash of the server could carry another.
         let token = batch.first().map(|r| r.token);
         let (batch, other): (Vec<_>, Vec<_>) = batch.into_iter().partition(|r| Some(r.token) == token);
         for group in [batch, other] {
-            write(&mut connection, group, owner, patience).await?;
+            let moved = write(&mut connection, group, &settings, patience).await?;
+            trim(&mut connection, &moved, &mut trimmed, patience).await?;
         }
     }
     Ok(())
 }
 
+/// Moves the cursors, answers, and comes back with the numbers of the rows that were written.
 async fn write(
     connection: &mut PgConnection,
     batch: Vec<Request>,
-    owner: &str,
+    settings: &Settings,
     patience: Duration,
-) -> Result<(), Error> {
-    let Some(token) = batch.first().map(|r| r.token) else { return Ok(()) };
+) -> Result<Vec<(i16, i64)>, Error> {
+    let Some(token) = batch.first().map(|r| r.token) else { return Ok(Vec::new()) };
     let late =
         |f: fn(&Late) -> String| batch.iter().map(|r| r.cursor.late.as_ref().map(f)).collect::<Vec<_>>();
-    let asked = sqlx::query_scalar(include_str!("../queries/cursor_advance.sql"))
-        .bind(owner)
+    let statement = include_str!("../queries/cursor_advance.sql");
+    #[cfg(feature = "plants")]
+    let statement = crate::plant::advance(settings).unwrap_or(statement);
+    let asked = sqlx::query_as(statement)
+        .bind(&settings.owner)
         .bind(token)
         .bind(batch.iter().map(|r| r.shard).collect::<Vec<_>>())
         .bind(batch.iter().map(|r| r.generation).collect::<Vec<_>>())
@@ -72,11 +105,38 @@ async fn write(
         .bind(late(|l| l.snapshot.clone()))
         .bind(batch.iter().map(|r| r.cursor.late.as_ref().map(|l| l.position)).collect::<Vec<_>>())
         .fetch_all(connection);
-    let moved: Vec<i16> = answer("advancing cursors", patience, asked).await?;
+    let moved: Vec<(i16, i64)> = answer("advancing cursors", patience, asked).await?;
     for request in batch {
-        let outcome = if moved.contains(&request.shard) { Outcome::Advanced } else { Outcome::Fenced };
+        let has_moved = moved.iter().any(|(shard, _)| *shard == request.shard);
+        let outcome = if has_moved { Outcome::Advanced } else { Outcome::Fenced };
         // A shard that has gone meanwhile needs no answer: it will read the durable cursor when it comes back.
         let _ = request.reply.send(outcome);
     }
+    Ok(moved)
+}
+
+/// Deletes rows that lie far enough back.
+async fn trim(
+    connection: &mut PgConnection,
+    moved: &[(i16, i64)],
+    trimmed: &mut Trimmed,
+    patience: Duration,
+) -> Result<(), Error> {
+    let from = |shard| trimmed.get(&shard).copied().unwrap_or(0);
+    let due: Vec<(i16, i64, i64)> = moved
+        .iter()
+        .map(|(shard, number)| (*shard, from(*shard), number - KEPT))
+        .filter(|(_, from, to)| to - from >= KEPT)
+        .collect();
+    if due.is_empty() {
+        return Ok(());
+    }
+    let asked = sqlx::query(include_str!("../queries/advance_trim.sql"))
+        .bind(due.iter().map(|d| d.0).collect::<Vec<_>>())
+        .bind(due.iter().map(|d| d.1).collect::<Vec<_>>())
+        .bind(due.iter().map(|d| d.2).collect::<Vec<_>>())
+        .execute(connection);
+    answer("trimming the cursors", patience, asked).await?;
+    trimmed.extend(due.iter().map(|(shard, _, to)| (*shard, *to)));
     Ok(())
 }

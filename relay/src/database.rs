@@ -9,6 +9,7 @@ use std::future::Future;
 use std::str::FromStr;
 use std::time::Duration;
 
+use baton_protocol::report;
 use sqlx::postgres::{PgConnectOptions, PgConnection};
 use sqlx::{ConnectOptions, Connection};
 
@@ -56,6 +57,16 @@ pub enum Error {
     /// The outbox is not there.
     #[error("the outbox schema is missing or older than this binary: run `baton migrate outbox`")]
     NotMigrated,
+    /// The role lacks what a relay needs.
+    #[error(
+        "the role {role} lacks {missing}: run `GRANT baton_relay TO {role}`, and `baton migrate outbox` where baton_relay itself lacks it"
+    )]
+    Denied {
+        /// Who the relay is to the database.
+        role: String,
+        /// The privileges, as a GRANT names them.
+        missing: String,
+    },
     /// An answer that this version does not understand.
     #[error("{operation}: unexpected answer: {what}")]
     Answer {
@@ -73,7 +84,7 @@ impl Error {
         let source = match self {
             Self::Connect { source, .. } | Self::Statement { source, .. } => source,
             Self::Silent { .. } | Self::Recovery => return true,
-            Self::Url | Self::NotMigrated | Self::Answer { .. } => return false,
+            Self::Url | Self::NotMigrated | Self::Denied { .. } | Self::Answer { .. } => return false,
         };
         match source {
             sqlx::Error::Database(e) => {
@@ -86,7 +97,38 @@ impl Error {
             _ => true,
         }
     }
+
+    /// What an operator can do about an error that does not pass, where its own text does not say it.
+    pub(crate) fn advice(&self) -> &'static str {
+        let (Self::Connect { source, .. } | Self::Statement { source, .. }) = self else { return "" };
+        let code = source.as_database_error().and_then(|e| e.code());
+        match code.as_deref().unwrap_or_default() {
+            "42501" => "; give the relay's database role its privileges back: GRANT baton_relay TO it",
+            "28000" | "28P01" => "; check user and password in outbox.database_url or DATABASE_URL",
+            "3D000" => "; create the database, or check its name in outbox.database_url or DATABASE_URL",
+            _ => "; the log of Postgres may say more",
+        }
+    }
 }
+
+/// An error and its causes in one line. sqlx wraps what the server or the system said in words that help nobody, and adds a
+/// line of Postgres' own source: of a cause of its kind only the server's own words are told.
+#[must_use]
+pub fn told(error: &(dyn std::error::Error + 'static)) -> String {
+    report::chain_in(error, |error| {
+        if let Some(error) = error.downcast_ref::<Box<dyn sqlx::error::DatabaseError>>() {
+            return error.message().to_owned();
+        }
+        match error.downcast_ref::<sqlx::Error>() {
+            Some(sqlx::Error::Database(error)) => error.message().to_owned(),
+            Some(sqlx::Error::Io(error)) => error.to_string(),
+            _ => error.to_string(),
+        }
+    })
+}
+
+/// How many missing privileges a message lists.
+const LACKS_SHOWN: usize = 4;
 
 /// Host, port and database of a URL, for messages.
 fn place(options: &PgConnectOptions) -> String {
@@ -94,6 +136,14 @@ fn place(options: &PgConnectOptions) -> String {
         options.get_socket().map_or_else(|| options.get_host().to_owned(), |s| s.display().to_string());
     format!("{host}:{}/{}", options.get_port(), options.get_database().unwrap_or(options.get_username()))
 }
+
+/// What plans rest on. A page read is planned once and must never walk a table; compiling it takes longer than running it.
+pub(crate) const PLANNED: [(&str, &str); 4] = [
+    ("jit", "off"),
+    ("enable_seqscan", "off"),
+    ("plan_cache_mode", "force_generic_plan"),
+    ("work_mem", "16MB"),
+];
 
 /// Opens a connection set up for a relay.
 ///
@@ -108,12 +158,8 @@ pub(crate) async fn connect(
     let millis = patience.as_millis().to_string();
     let options = options
         .application_name(&format!("baton {job} {}", settings.owner).chars().take(63).collect::<String>())
+        .options(PLANNED)
         .options([
-            // A page read is planned once and must never walk a table; compiling it takes longer than running it.
-            ("jit", "off"),
-            ("enable_seqscan", "off"),
-            ("plan_cache_mode", "force_generic_plan"),
-            ("work_mem", "16MB"),
             // What the relay says was published must survive a crash of the server.
             ("synchronous_commit", "on"),
             ("timezone", "UTC"),
@@ -158,8 +204,26 @@ pub(crate) struct Outbox {
     pub shards: i16,
 }
 
-/// Checks that this is the primary of a migrated outbox.
+/// Checks that this is the primary of a migrated outbox, and that the relay's role may do what a relay does.
 pub(crate) async fn inspect(connection: &mut PgConnection, within: Duration) -> Result<Outbox, Error> {
+    let asked = sqlx::query_as(include_str!("../queries/outbox_needs.sql")).fetch_one(&mut *connection);
+    let needs: (String, bool, Vec<String>, Vec<String>) =
+        answer("looking for what a relay needs", within, asked).await?;
+    match needs {
+        (_, _, absent, _) if !absent.is_empty() => return Err(Error::NotMigrated),
+        (role, false, _, _) => {
+            return Err(Error::Denied { role, missing: "USAGE ON SCHEMA outbox".to_owned() });
+        }
+        (role, true, _, missing) if !missing.is_empty() => {
+            let more = missing.len().saturating_sub(LACKS_SHOWN);
+            let mut shown = missing.iter().take(LACKS_SHOWN).cloned().collect::<Vec<_>>().join(", ");
+            if more > 0 {
+                shown.push_str(&format!(" and {more} more"));
+            }
+            return Err(Error::Denied { role, missing: shown });
+        }
+        (_, true, _, _) => {}
+    }
     let asked = sqlx::query_as(include_str!("../queries/outbox_inspect.sql")).fetch_optional(connection);
     let row: Option<(String, bool, i16)> = answer("reading the outbox settings", within, asked).await?;
     match row {

@@ -17,7 +17,6 @@ use crate::database::{Error, answer};
 pub(crate) struct Claimed {
     pub generation: i64,
     pub token: Uuid,
-    pub cursor: Cursor,
 }
 
 /// A shard that nobody holds.
@@ -33,6 +32,8 @@ pub(crate) struct Free {
 pub(crate) struct Overview {
     pub holdings: Vec<(String, usize)>,
     pub free: Vec<Free>,
+    /// Until the first lease of another relay runs out, if it is not renewed.
+    pub next_expiry: Option<Duration>,
 }
 
 impl Overview {
@@ -65,10 +66,12 @@ pub(crate) async fn overview(
 ) -> Result<Overview, Error> {
     let asked =
         sqlx::query_as(include_str!("../queries/lease_overview.sql")).bind(owner).fetch_all(connection);
-    type Row = (Option<i16>, bool, Option<String>, Option<i64>);
+    type Row = (Option<i16>, bool, Option<String>, Option<i64>, Option<i64>);
     let rows: Vec<Row> = answer("reading the leases", patience, asked).await?;
     let mut overview = Overview::default();
-    for (free, expired, owner, held) in rows {
+    for (free, expired, owner, held, expires_in) in rows {
+        let expiry = expires_in.and_then(|ms| u64::try_from(ms).ok()).map(Duration::from_millis);
+        overview.next_expiry = overview.next_expiry.into_iter().chain(expiry).min();
         match (free, owner) {
             (Some(shard), owner) => {
                 overview.free.push(Free { shard, expired_owner: owner.filter(|_| expired) });
@@ -91,24 +94,32 @@ pub(crate) async fn claim(
     ttl: Duration,
     patience: Duration,
 ) -> Result<Option<Claimed>, Error> {
-    type Row = (i64, Uuid, i64, String, String, Option<String>, Option<i64>);
     let asked = sqlx::query_as(include_str!("../queries/lease_claim.sql"))
         .bind(shard)
         .bind(owner)
         .bind(held_by.unwrap_or(-1))
         .bind(millis(ttl))
         .fetch_optional(connection);
-    let row: Option<Row> = answer("claiming a shard", patience, asked).await?;
-    Ok(row.map(|(generation, token, position, snapshot, ceiling, late_snapshot, late_position)| Claimed {
-        generation,
-        token,
-        cursor: Cursor {
-            position,
-            snapshot,
-            ceiling,
-            late: late_snapshot.zip(late_position).map(|(snapshot, position)| Late { snapshot, position }),
-        },
-    }))
+    let row: Option<(i64, Uuid)> = answer("claiming a shard", patience, asked).await?;
+    Ok(row.map(|(generation, token)| Claimed { generation, token }))
+}
+
+/// Reads the durable cursor of a shard that has been claimed: no advance of an earlier generation can come after it.
+pub(crate) async fn durable_cursor(
+    connection: &mut PgConnection,
+    shard: i16,
+    patience: Duration,
+) -> Result<Cursor, Error> {
+    type Row = (i64, String, String, Option<String>, Option<i64>);
+    let asked =
+        sqlx::query_as(include_str!("../queries/cursor_read.sql")).bind(shard).fetch_optional(connection);
+    let row: Option<Row> = answer("reading a cursor", patience, asked).await?;
+    let Some((position, snapshot, ceiling, late_snapshot, late_position)) = row else {
+        let what = format!("shard {shard} has no row in outbox.advance");
+        return Err(Error::Answer { operation: "reading a cursor", what });
+    };
+    let late = late_snapshot.zip(late_position).map(|(snapshot, position)| Late { snapshot, position });
+    Ok(Cursor { position, snapshot, ceiling, late })
 }
 
 /// Says that this relay lives and extends its leases. Returned are the shards that still are its own.

@@ -3,6 +3,7 @@
 //! Modules in the order in which a message meets them: [`settings`], `session` and `lease` (who may publish which shard,
 //! until when), [`read`] and [`cursor`] (what is committed and not yet published), `budget` (how much of it may be held),
 //! `shard` and `links`, `pipeline`, `route`, `publish` and `window` (to Kafka, and what came back), `advance` (the durable cursor), [`status`].
+//! Beside the way: `metrics`, `health` and `http` (how it is seen from outside).
 //!
 //! What it guarantees, as long as producers of one key serialise on a lock taken before they enqueue: every committed
 //! message reaches Kafka at least once; the first occurrences of one key's messages are in the order of their commits;
@@ -15,12 +16,21 @@ mod advance;
 mod budget;
 pub mod cursor;
 pub mod database;
+mod fenced;
+mod health;
+#[cfg(feature = "plants")]
+pub mod hold;
+pub mod http;
 mod lease;
 mod links;
+mod metrics;
+#[cfg(test)]
+mod model;
 mod pipeline;
 #[cfg(feature = "plants")]
 pub mod plant;
 mod publish;
+mod reach;
 pub mod read;
 mod relay;
 mod route;
@@ -28,9 +38,12 @@ mod session;
 pub mod settings;
 mod shard;
 pub mod status;
+mod stopped;
+mod tail;
+mod topics;
 mod until_empty;
 mod window;
 
-pub use links::Stopped;
 pub use relay::{Error, Summary, Until, run};
 pub use settings::Settings;
+pub use stopped::Stopped;

@@ -8,14 +8,12 @@
 //! Reading, publishing and advancing overlap. Nothing is handed over after the trust in the lease has ended. Whatever
 //! ends this life, what is not acknowledged is purged, and what Kafka acknowledged without a gap until then is still
 //! written to the cursor where the lease allows. A crash at any point repeats at most what was handed over since the
-//! last durable cursor.
+//! last durable cursor, and that is at most `publish.in_flight_rows` of a shard: no page is asked for that could exceed it.
 
 use std::collections::VecDeque;
-use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rdkafka::error::KafkaError;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -25,19 +23,19 @@ use crate::advance::{self, Outcome};
 use crate::budget::Held;
 use crate::cursor::{Cursor, ReadAt};
 use crate::database;
-use crate::links::{Ended, Links, Order, Topic};
+use crate::fenced::Operation;
+use crate::links::{Ended, Links, Order};
+use crate::metrics::{DatabaseClock, InFlight};
 use crate::publish::{Cause, Failure, HandOver, Publisher};
 use crate::read::{self, Page};
 use crate::route::{Route, Routes};
+use crate::topics::{self, Checked, Seen, Topic};
 
-/// At most four cursor writes a second and shard: a hot row grows under a held vacuum horizon.
+/// At most four cursor writes a second and shard, or one for each half of `publish.in_flight_rows` where that is more.
 const ADVANCE_EVERY: Duration = Duration::from_millis(250);
 
 /// Rows between two looks at the clock.
 const FEED_CHUNK: usize = 64;
-
-/// How long the broker may take to say whether a topic exists.
-const METADATA_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Which message it was, for an operator.
 #[derive(Debug, Clone, Copy)]
@@ -69,6 +67,9 @@ struct Flight {
     first: u64,
     rows: Vec<Which>,
     bytes: Held,
+    /// When its first row was created, and the database's clock at the read: how old it is once all are acknowledged.
+    created_ms: i64,
+    clock: DatabaseClock,
 }
 
 impl Flight {
@@ -98,7 +99,7 @@ pub(crate) struct Pipeline<'a> {
     publisher: Arc<Publisher>,
     /// Rows to hand over one at a time, after a refusal that may have been meant for their batch.
     careful: usize,
-    /// What the cursor row holds, and how many of this producer's rows that covers.
+    /// The durable cursor, and how many of this producer's rows that covers.
     durable: (u64, Cursor),
     /// The cursor after the last page that is acknowledged whole.
     settled: Cursor,
@@ -108,6 +109,10 @@ pub(crate) struct Pipeline<'a> {
     /// Read and not yet handed over, in order; they belong to the last flight.
     in_hand: VecDeque<read::Row>,
     bytes: usize,
+    /// What of all that the metrics know.
+    in_flight: InFlight,
+    /// Rows that the metrics know as published.
+    counted: u64,
     reading: Option<oneshot::Receiver<Page>>,
     advancing: Option<oneshot::Receiver<Outcome>>,
     advance_to: (u64, Cursor),
@@ -132,6 +137,8 @@ impl<'a> Pipeline<'a> {
             flights: VecDeque::new(),
             in_hand: VecDeque::new(),
             bytes: 0,
+            in_flight: links.metrics.in_flight(),
+            counted: 0,
             reading: None,
             advancing: None,
             advance_to: (0, durable),
@@ -158,16 +165,28 @@ impl<'a> Pipeline<'a> {
         }
         let prefix = reports.window().prefix();
         self.settle(prefix);
-        let mut stop = stop;
+        let mut stop = self.named(stop);
         if !matches!(stop, Stop::Ended(Ended::Fenced | Ended::Abandoned))
             && let Some(ended) = self.finish(prefix).await
         {
             stop = Stop::Ended(ended);
         }
-        // Destroying a producer blocks for up to half a second.
         let (publisher, durable) = (self.publisher, self.durable.1);
-        drop(tokio::task::spawn_blocking(move || drop(publisher)).await);
+        self.links.destroying.destroy(publisher, matches!(stop, Stop::Failed { .. })).await;
         Ok((stop, durable))
+    }
+
+    /// A refusal that was reported behind the error that ended this life, once all reports are in: it names the message.
+    fn named(&self, stop: Stop) -> Stop {
+        let refused = self.publisher.reports().window().failure().cloned();
+        match (stop, refused) {
+            (Stop::Failed { failure: Failure::Broken { .. }, unacked, .. }, Some((number, failure)))
+                if matches!(failure, Failure::Refused { .. }) =>
+            {
+                Stop::Failed { failure, which: self.which(number), unacked }
+            }
+            (stop, _) => stop,
+        }
     }
 
     async fn follow(&mut self) -> Result<Stop, database::Error> {
@@ -179,7 +198,9 @@ impl<'a> Pipeline<'a> {
                 let window = reports.window();
                 (window.prefix(), window.in_flight(), self.links.failure(&window))
             };
+            self.links.beat.at(now);
             self.settle(prefix);
+            self.in_flight.set(unacked + self.in_hand.len(), self.bytes);
             match *order.borrow_and_update() {
                 Order::Run => {}
                 Order::Drain => _ = self.drain_until.get_or_insert(now + self.links.settings.drain_deadline),
@@ -207,9 +228,15 @@ impl<'a> Pipeline<'a> {
                 Some(until) if unacked == 0 || now >= until => return Ok(Stop::Ended(Ended::Drained)),
                 Some(_) => {}
                 None => {
+                    #[cfg(feature = "plants")]
+                    self.links.hold_in(self.in_page(), unacked).await;
                     self.feed(now, trusted_until)?;
                     self.ask_for_more().await;
                 }
+            }
+            #[cfg(feature = "plants")]
+            if unacked == 0 && prefix > self.durable.0 && self.room().is_none() {
+                self.links.hold(crate::hold::Point::P4).await;
             }
             let mut advance_at = self.write_cursor(prefix, now).await;
             if unacked > 0 {
@@ -224,11 +251,15 @@ impl<'a> Pipeline<'a> {
                     None => return Ok(Stop::Ended(Ended::Abandoned)),
                 },
                 outcome = reply(&mut self.advancing) => match outcome {
-                    Some(Outcome::Advanced) => self.durable = self.advance_to.clone(),
-                    Some(Outcome::Fenced) => return Ok(Stop::Ended(Ended::Fenced)),
+                    Some(Outcome::Advanced) => {
+                        self.advanced();
+                        #[cfg(feature = "plants")]
+                        self.links.hold(crate::hold::Point::P6).await;
+                    }
+                    Some(Outcome::Fenced) => return Ok(Stop::Ended(self.links.fenced(Operation::Advance))),
                     None => return Ok(Stop::Ended(Ended::Abandoned)),
                 },
-                checked = joined(&mut self.checking) => self.topic_checked(checked)?,
+                checked = topics::checked(&mut self.checking) => self.topic_checked(checked)?,
                 () = reports.changed.notified() => self.reported(),
                 () = until(advance_at) => {}
                 () = until(again_at) => {}
@@ -249,7 +280,10 @@ impl<'a> Pipeline<'a> {
             let w = self.publisher.reports().window();
             w.prefix() + w.in_flight() as u64
         };
+        let created_ms = page.rows.first().map_or(Ok(1), read::Row::created_ms).unwrap_or(1);
         self.flights.push_back(Flight {
+            created_ms,
+            clock: page.clock,
             from: page.from,
             read: page.read,
             first,
@@ -259,7 +293,17 @@ impl<'a> Pipeline<'a> {
         self.in_hand = page.rows.into();
     }
 
+    #[cfg(feature = "plants")]
+    fn in_page(&self) -> crate::hold::InPage {
+        let handed_over = self.flights.back().map_or(0, |flight| flight.rows.len());
+        crate::hold::InPage { handed_over, in_hand: self.in_hand.len() }
+    }
+
     fn can_feed(&self) -> bool {
+        #[cfg(feature = "plants")]
+        if self.links.holds_rest_of(self.in_page()) {
+            return false;
+        }
         self.refused.is_none()
             && match self.hold {
                 Hold::Nothing => true,
@@ -283,11 +327,15 @@ impl<'a> Pipeline<'a> {
         }
         self.hold = Hold::Nothing;
         for _ in 0..FEED_CHUNK {
+            #[cfg(feature = "plants")]
+            if self.links.holds_rest_of(self.in_page()) {
+                break;
+            }
             let Some(row) = self.in_hand.front() else { break };
             let topic = row.topic()?;
             let known = self.links.topics.get(topic, now);
             if known.is_none_or(|known| known.stale) && self.checking.is_none() {
-                self.checking = Some(self.links.check(&self.publisher, topic));
+                self.checking = Some(topics::check(&self.publisher, topic));
             }
             let Some(Topic { partitions, .. }) = known else {
                 self.hold = Hold::Unknown;
@@ -352,26 +400,43 @@ impl<'a> Pipeline<'a> {
         Ok(())
     }
 
+    /// Rows handed over that the durable cursor does not cover: what a crash now would repeat.
+    fn exposed(&self) -> usize {
+        let handed_over = {
+            let window = self.publisher.reports().window();
+            window.prefix() + window.in_flight() as u64
+        };
+        usize::try_from(handed_over - self.durable.0).unwrap_or(usize::MAX)
+    }
+
+    /// How many rows the next page may have; `None` unless that is a good part of one.
+    ///
+    /// All rows of a page that is asked for are handed over, so this is where what a crash repeats is bounded.
+    fn room(&self) -> Option<usize> {
+        let settings = &self.links.settings;
+        let (most, limit) = (settings.page_rows.get(), settings.in_flight_rows.get());
+        let rows = limit.saturating_sub(self.exposed()).min(most);
+        (rows >= most.min(limit / 2).max(1)).then_some(rows)
+    }
+
     /// Asks for the next page once there is room for a good part of one.
     async fn ask_for_more(&mut self) {
         let settings = &self.links.settings;
         if self.reading.is_some() || !self.in_hand.is_empty() || self.refused.is_some() {
             return;
         }
-        let (most, limit) = (settings.page_rows.get(), settings.in_flight_rows.get());
-        let rows = limit.saturating_sub(self.publisher.reports().window().in_flight());
+        let Some(rows) = self.room() else { return };
         let bytes = settings.in_flight_bytes.get().saturating_sub(self.bytes);
-        if rows < most.min(limit / 2).max(1) || bytes < settings.in_flight_bytes.get() / 4 {
+        if bytes < settings.in_flight_bytes.get() / 4 {
             return;
         }
+        #[cfg(feature = "plants")]
+        self.links.hold(crate::hold::Point::P1).await;
         let (sender, receiver) = oneshot::channel();
-        let request = read::Request {
-            shard: self.links.shard,
-            cursor: self.ahead.clone(),
-            rows: rows.min(most),
-            bytes,
-            reply: sender,
-        };
+        let cursor = self.ahead.clone();
+        #[cfg(feature = "plants")]
+        let cursor = self.links.planted_from(cursor);
+        let request = read::Request { shard: self.links.shard, cursor, rows, bytes, reply: sender };
         // A reader that is gone drops the reply, which ends this life as abandoned.
         drop(self.links.reads.send(request).await);
         self.reading = Some(receiver);
@@ -379,6 +444,8 @@ impl<'a> Pipeline<'a> {
 
     /// Lets go of pages that are acknowledged whole.
     fn settle(&mut self, prefix: u64) {
+        self.links.metrics.published(prefix.saturating_sub(self.counted));
+        self.counted = prefix;
         while let Some(flight) = self.flights.front() {
             let complete = self.flights.len() > 1 || self.in_hand.is_empty();
             let rows = usize::try_from(prefix.saturating_sub(flight.first)).unwrap_or(usize::MAX);
@@ -389,7 +456,10 @@ impl<'a> Pipeline<'a> {
                 self.settled = cursor;
             }
             self.bytes = self.bytes.saturating_sub(flight.bytes.bytes());
-            self.links.published.count(flight.rows.len());
+            let age = flight.clock.age(flight.created_ms, Instant::now());
+            if let Some(age) = age.filter(|_| !flight.rows.is_empty()) {
+                self.links.metrics.acknowledged(age);
+            }
             self.flights.pop_front();
         }
     }
@@ -411,10 +481,22 @@ impl<'a> Pipeline<'a> {
 
     /// Writes the cursor if it is due; else says when it will be.
     async fn write_cursor(&mut self, prefix: u64, now: Instant) -> Option<Instant> {
+        #[cfg(feature = "plants")]
+        let prefix = self.links.planted_progress(prefix, &self.publisher.reports().window());
         if prefix <= self.durable.0 || self.advancing.is_some() {
             return None;
         }
-        let due = self.advanced_at.map_or(now, |at| at + ADVANCE_EVERY);
+        #[cfg(feature = "plants")]
+        if self.links.holds_cursor() {
+            return None;
+        }
+        // A shard that is so fast is not slowed down by the pace of its cursor: it writes one for each half of its limit.
+        let acked = usize::try_from(prefix - self.durable.0).unwrap_or(usize::MAX);
+        let is_short_of_room = acked >= (self.links.settings.in_flight_rows.get() / 2).max(1);
+        let due = match self.advanced_at {
+            Some(at) if !is_short_of_room => at + ADVANCE_EVERY,
+            _ => now,
+        };
         if now < due {
             return Some(due);
         }
@@ -424,13 +506,21 @@ impl<'a> Pipeline<'a> {
         None
     }
 
+    /// The durable cursor is what was asked for.
+    fn advanced(&mut self) {
+        self.durable = self.advance_to.clone();
+        #[cfg(feature = "plants")]
+        self.links.remember(&self.durable.1);
+        self.links.confirmed.advanced(self.links.shard, self.durable.1.position);
+    }
+
     /// Writes what is left to write. `Some` when the shard is not ours any more.
     async fn finish(&mut self, prefix: u64) -> Option<Ended> {
         for _ in 0..2 {
             if let Some(asked) = self.advancing.take() {
                 match asked.await {
-                    Ok(Outcome::Advanced) => self.durable = self.advance_to.clone(),
-                    Ok(Outcome::Fenced) => return Some(Ended::Fenced),
+                    Ok(Outcome::Advanced) => self.advanced(),
+                    Ok(Outcome::Fenced) => return Some(self.links.fenced(Operation::Advance)),
                     Err(_) => return Some(Ended::Abandoned),
                 }
             }
@@ -442,21 +532,23 @@ impl<'a> Pipeline<'a> {
         None
     }
 
-    fn topic_checked(&mut self, Checked { topic, partitions }: Checked) -> Result<(), database::Error> {
+    fn topic_checked(&mut self, Checked { topic, seen }: Checked) -> Result<(), database::Error> {
         if self.hold == Hold::Unknown {
             self.hold = Hold::Nothing;
         }
-        match partitions {
-            Ok(Some(partitions)) => self.links.topics.learn(&topic, partitions),
-            Ok(None) => {
+        match seen {
+            Ok(Seen::Partitions(partitions)) => self.links.topics.learn(&topic, partitions),
+            Ok(Seen::Refused(cause)) => {
                 self.links.topics.forget(&topic);
-                // Found missing while rows of other topics were in hand: the next row of it asks again.
+                // Found while rows of other topics were in hand: the next row of it asks again.
                 let Some(row) = self.in_hand.front() else { return Ok(()) };
                 if row.topic()? == topic {
                     let which = Which { id: row.id()?, position: row.position()? };
-                    let error = format!("topic {topic} does not exist");
-                    self.refused =
-                        Some((Failure::Refused { topic, cause: Cause::UnknownTopic, error }, which));
+                    let error = match cause {
+                        Cause::UnknownTopic => format!("topic {topic} does not exist"),
+                        _ => format!("the broker does not show topic {topic} to this relay"),
+                    };
+                    self.refused = Some((Failure::Refused { topic, cause, error }, which));
                 }
             }
             Err(error) => {
@@ -479,14 +571,6 @@ async fn reply<T>(asked: &mut Option<oneshot::Receiver<T>>) -> Option<T> {
     answer
 }
 
-async fn joined(task: &mut Option<JoinHandle<Checked>>) -> Checked {
-    let Some(handle) = task else { return std::future::pending().await };
-    let checked = handle.await;
-    *task = None;
-    // Only a panic ends the task early; then nothing is known.
-    checked.unwrap_or(Checked { topic: String::new(), partitions: Err(KafkaError::Canceled) })
-}
-
 async fn until(instant: Option<Instant>) {
     match instant {
         Some(instant) => tokio::time::sleep_until(instant).await,
@@ -494,29 +578,7 @@ async fn until(instant: Option<Instant>) {
     }
 }
 
-/// What the broker says of a topic.
-struct Checked {
-    topic: String,
-    /// How many partitions it has; `None` when it does not exist.
-    partitions: Result<Option<NonZeroU32>, KafkaError>,
-}
-
 impl Links {
-    /// Asks the broker about a topic, on a thread that may block.
-    fn check(&self, publisher: &Arc<Publisher>, topic: &str) -> JoinHandle<Checked> {
-        let (publisher, topic) = (Arc::clone(publisher), topic.to_owned());
-        tokio::spawn(async move {
-            let asked = topic.clone();
-            let asked = tokio::task::spawn_blocking(move || publisher.partitions(&asked, METADATA_PATIENCE));
-            let partitions = asked.await.unwrap_or(Err(KafkaError::Canceled));
-            if partitions.is_err() {
-                // The broker is away: that is an outage, not a missing topic.
-                tokio::time::sleep(Duration::from_millis(500)).await;
-            }
-            Checked { topic, partitions }
-        })
-    }
-
     /// Asks for the cursor to be written.
     async fn advance(&self, cursor: Cursor) -> oneshot::Receiver<Outcome> {
         let (reply, receiver) = oneshot::channel();

@@ -17,6 +17,7 @@ use tokio::sync::Notify;
 
 use crate::read::Row;
 use crate::settings::Settings;
+use crate::topics::Seen;
 use crate::window::Window;
 
 /// Of this many successful reports one wakes the shard, unless it is the last one outstanding, or awaited.
@@ -59,8 +60,23 @@ impl Cause {
             Self::UnknownTopic => "create the topic",
             Self::InvalidTopic => "the broker does not accept this topic name",
             Self::NotAuthorized => "allow this relay's Kafka user to write to the topic",
-            Self::InvalidRecord => "the broker's log names what is wrong with the record",
+            Self::InvalidRecord => {
+                "look at what the topic asks of a record: cleanup.policy=compact wants a key, message.timestamp.before.max.ms \
+                 and message.timestamp.after.max.ms bound its time; the broker's log may say more"
+            }
         }
+    }
+
+    /// The cause that a stored word stands for.
+    pub(crate) fn of_word(word: &str) -> Option<Self> {
+        let all = [
+            Self::TooLarge,
+            Self::UnknownTopic,
+            Self::InvalidTopic,
+            Self::NotAuthorized,
+            Self::InvalidRecord,
+        ];
+        all.into_iter().find(|cause| cause.as_str() == word)
     }
 
     fn of(code: RDKafkaErrorCode) -> Option<Self> {
@@ -70,7 +86,8 @@ impl Cause {
             E::UnknownTopic | E::UnknownTopicOrPartition => Some(Self::UnknownTopic),
             E::InvalidTopic => Some(Self::InvalidTopic),
             E::TopicAuthorizationFailed => Some(Self::NotAuthorized),
-            E::InvalidRecord | E::InvalidTimestamp => Some(Self::InvalidRecord),
+            // The last is what a good record is told whose batch holds a bad one.
+            E::InvalidRecord | E::InvalidTimestamp | E::InvalidDifferentRecord => Some(Self::InvalidRecord),
             _ => None,
         }
     }
@@ -132,6 +149,7 @@ impl ProducerContext for Context {
             let mut window = self.0.window();
             match result {
                 Ok(_) => window.ack(number as u64),
+                Err((error, _)) if is_purge(error) => window.purged(),
                 Err((error, message)) => window.fail(number as u64, Failure::of(error, message.topic())),
             }
             // Waking the shard for each of 100,000 reports a second costs more than the reports.
@@ -142,6 +160,11 @@ impl ProducerContext for Context {
             self.0.changed.notify_one();
         }
     }
+}
+
+/// librdkafka threw the row away because of another's failure, which is reported on its own.
+fn is_purge(error: &KafkaError) -> bool {
+    matches!(error.rdkafka_error_code(), Some(RDKafkaErrorCode::PurgeQueue | RDKafkaErrorCode::PurgeInflight))
 }
 
 /// The answer to handing over one row.
@@ -236,18 +259,21 @@ impl Publisher {
         headers.ok_or_else(|| "no headers".to_owned())
     }
 
-    /// How many partitions the topic has; `None` when it does not exist. Blocks for at most `patience`.
+    /// How many partitions the topic has, or why it may not be written. Blocks for at most `patience`.
     ///
     /// # Errors
-    /// When the broker does not answer in time: then nothing is known.
-    pub(crate) fn partitions(
-        &self,
-        topic: &str,
-        patience: Duration,
-    ) -> Result<Option<NonZeroU32>, KafkaError> {
+    /// When the broker does not answer in time, or cannot tell for now: then nothing is known.
+    pub(crate) fn topic(&self, topic: &str, patience: Duration) -> Result<Seen, KafkaError> {
         let metadata = self.producer.client().fetch_metadata(Some(topic), patience)?;
-        let found = metadata.topics().iter().find(|t| t.name() == topic && t.error().is_none());
-        Ok(found.and_then(|t| u32::try_from(t.partitions().len()).ok()).and_then(NonZeroU32::new))
+        let Some(found) = metadata.topics().iter().find(|t| t.name() == topic) else {
+            return Ok(Seen::Refused(Cause::UnknownTopic));
+        };
+        if let Some(code) = found.error().map(RDKafkaErrorCode::from) {
+            let refused = Cause::of(code).map(Seen::Refused);
+            return refused.ok_or(KafkaError::MetadataFetch(code));
+        }
+        let partitions = u32::try_from(found.partitions().len()).ok().and_then(NonZeroU32::new);
+        Ok(partitions.map_or(Seen::Refused(Cause::UnknownTopic), Seen::Partitions))
     }
 
     /// Throws away what was not acknowledged and waits for every report. Blocks. The producer is not to be used again.
@@ -259,10 +285,4 @@ impl Publisher {
             tracing::warn!("some delivery reports did not come back from a purged producer: {error}");
         }
     }
-}
-
-/// Whether the broker answers at all. Blocks for at most `patience`.
-pub(crate) fn reach(settings: &Settings, patience: Duration) -> Result<(), KafkaError> {
-    let producer: rdkafka::producer::BaseProducer = settings.producer_config().create()?;
-    producer.client().fetch_metadata(None, patience).map(drop)
 }

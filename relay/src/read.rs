@@ -2,10 +2,11 @@
 //!
 //! A shard asks with its cursor and gets an answer when there is something to hand over. Until then its request stays
 //! here and is polled: at once while pages come back full, then from the floor up to the ceiling while nothing comes.
+//! Shards whose pages come back full and the others are read in turn, and none takes more than its budget allows.
 //! A page is given out only once everything the statement saw is on disk, because a producer may run with
 //! `synchronous_commit = off` and a crash must not take back what is on a topic.
 
-use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use futures_util::TryStreamExt;
@@ -17,7 +18,8 @@ use uuid::Uuid;
 
 use crate::budget::Budget;
 use crate::cursor::{Cursor, ReadAt};
-use crate::database::{Error, answer};
+use crate::database::{Error, PLANNED, answer};
+use crate::metrics::DatabaseClock;
 
 const PAGE_READ: &str = include_str!("../queries/page_read.sql");
 
@@ -76,10 +78,11 @@ impl Row {
         self.column(9)
     }
 
-    /// What the row costs in memory, roughly.
+    /// What the row costs in memory, roughly: beside its bytes about a kilobyte in the driver's row and librdkafka's message and
+    /// headers (seen with 200-byte messages).
     pub(crate) fn size(&self) -> Result<usize, Error> {
         let headers = self.headers()?.map_or(0, str::len);
-        Ok(200 + self.payload()?.map_or(0, <[u8]>::len) + self.key()?.map_or(0, str::len) + headers)
+        Ok(1_000 + self.payload()?.map_or(0, <[u8]>::len) + self.key()?.map_or(0, str::len) + headers)
     }
 }
 
@@ -90,6 +93,8 @@ pub(crate) struct Page {
     pub from: Cursor,
     /// When.
     pub read: ReadAt,
+    /// The same moment on the database's clock.
+    pub clock: DatabaseClock,
     pub rows: Vec<Row>,
     /// Bytes taken from the budget; given back when the page is acknowledged or dropped.
     pub bytes: crate::budget::Held,
@@ -122,25 +127,6 @@ pub(crate) struct Pace {
     pub plant: Option<crate::plant::Plant>,
 }
 
-impl Pace {
-    /// The cursor to read from.
-    #[cfg(not(feature = "plants"))]
-    #[expect(clippy::unused_self, reason = "the planted build reads the plant here")]
-    fn read_from<'c>(&self, cursor: &'c Cursor) -> Cow<'c, Cursor> {
-        Cow::Borrowed(cursor)
-    }
-
-    #[cfg(feature = "plants")]
-    fn read_from<'c>(&self, cursor: &'c Cursor) -> Cow<'c, Cursor> {
-        if self.plant == Some(crate::plant::Plant::NaiveCursor) {
-            // The planted bug: a snapshot that saw nobody running, and a ceiling below everybody, so nothing is ever late.
-            let (snapshot, ceiling) = ("1:1:".to_owned(), "1".to_owned());
-            return Cow::Owned(Cursor { position: cursor.position, snapshot, ceiling, late: None });
-        }
-        Cow::Borrowed(cursor)
-    }
-}
-
 /// Serves requests until the session ends (every sender is gone) or the connection fails.
 pub(crate) async fn run(
     mut connection: PgConnection,
@@ -150,6 +136,8 @@ pub(crate) async fn run(
 ) -> Result<(), Error> {
     let mut waiting: Vec<Waiting> = Vec::new();
     let mut delay = pace.floor;
+    let mut behind = BTreeSet::new();
+    let mut turn = Turn::Ahead;
     loop {
         if waiting.is_empty() {
             match requests.recv().await {
@@ -161,35 +149,84 @@ pub(crate) async fn run(
             waiting.push(Waiting { request, caught_up: false });
         }
         waiting.retain(|w| !w.request.reply.is_closed());
-        if waiting.iter().all(|w| w.caught_up) && !waiting.is_empty() {
-            // Nothing new was asked: poll again after the delay, or as soon as somebody asks.
-            match tokio::time::timeout(delay, requests.recv()).await {
-                Ok(Some(request)) => waiting.push(Waiting { request, caught_up: false }),
-                Ok(None) => return Ok(()),
-                Err(_) => {}
-            }
-        }
-        if waiting.is_empty() || budget.is_spent() {
-            if !waiting.is_empty() {
-                budget.freed().await;
-            }
+        if waiting.is_empty() {
             continue;
         }
-        let (read, found) = read_pages(&mut connection, &waiting, &budget, &pace).await?;
+        let shards: Vec<i16> = waiting.iter().map(|w| w.request.shard).collect();
+        let allowed = budget.allow(&shards);
+        if !waiting.iter().zip(&allowed).any(|(w, allowed)| !w.caught_up && *allowed > 0) {
+            // Nothing new can be read: poll again after the delay, unless somebody asks first, or who holds too much to ask
+            // on gets rid of something.
+            tokio::select! {
+                request = requests.recv() => match request {
+                    Some(request) => {
+                        waiting.push(Waiting { request, caught_up: false });
+                        continue;
+                    }
+                    None => return Ok(()),
+                },
+                () = budget.freed(), if allowed.contains(&0) => continue,
+                () = tokio::time::sleep(delay), if allowed.iter().any(|allowed| *allowed > 0) => {}
+            }
+        }
+        let (allowed, full): (Vec<_>, Vec<_>) =
+            waiting.into_iter().zip(allowed).partition(|(_, allowed)| *allowed > 0);
+        let (asking, others) = turn.take(allowed, &behind);
+        let (read, clock, found) = read_pages(&mut connection, &asking, &pace).await?;
         delay = if found.iter().all(Vec::is_empty) { (delay * 2).min(pace.ceiling) } else { pace.floor };
-        waiting = deliver(waiting, &read, found, &budget)?;
+        waiting = deliver(asking, &read, clock, found, &budget, &mut behind)?;
+        waiting.extend(others.into_iter().chain(full).map(|(w, _)| w));
     }
 }
 
-/// Answers the requests that have rows and moves the cursors of the others on to the new snapshot.
+/// Whose turn it is. A message of a shard that is up to date must not wait for the large pages of one that is behind, so
+/// the two kinds are read by statements of their own, in turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Turn {
+    Ahead,
+    Behind,
+}
+
+type Asking = Vec<(Waiting, usize)>;
+
+impl Turn {
+    /// Who is asked for now, and the others; the turn passes on. Without one of the kinds it is the other's turn.
+    fn take(&mut self, asking: Asking, behind: &BTreeSet<i16>) -> (Asking, Asking) {
+        let (rear, front): (Asking, Asking) =
+            asking.into_iter().partition(|(w, _)| behind.contains(&w.request.shard));
+        let now = if rear.is_empty() {
+            Self::Ahead
+        } else if front.is_empty() {
+            Self::Behind
+        } else {
+            *self
+        };
+        match now {
+            Self::Ahead => {
+                *self = Self::Behind;
+                (front, rear)
+            }
+            Self::Behind => {
+                *self = Self::Ahead;
+                (rear, front)
+            }
+        }
+    }
+}
+
+/// Answers the requests that have rows and moves the cursors of the others on to the new snapshot. A shard whose page is at
+/// least half full is behind.
 fn deliver(
-    waiting: Vec<Waiting>,
+    asking: Asking,
     read: &ReadAt,
+    clock: DatabaseClock,
     found: Vec<Vec<Row>>,
     budget: &Budget,
+    behind: &mut BTreeSet<i16>,
 ) -> Result<Vec<Waiting>, Error> {
     let mut left = Vec::new();
-    for (mut waiter, rows) in waiting.into_iter().zip(found) {
+    for ((mut waiter, allowed), rows) in asking.into_iter().zip(found) {
+        behind.remove(&waiter.request.shard);
         if rows.is_empty() {
             // An empty page of late rows ends the late part; fresh ones were not looked at yet.
             waiter.caught_up = waiter.request.cursor.late.is_none();
@@ -198,9 +235,12 @@ fn deliver(
             continue;
         }
         let bytes = rows.iter().map(Row::size).sum::<Result<usize, _>>()?;
-        let Request { cursor: from, reply, .. } = waiter.request;
+        let Request { shard, cursor: from, reply, rows: most_rows, bytes: most_bytes } = waiter.request;
+        if rows.len() * 2 >= most_rows || bytes * 2 >= most_bytes.min(allowed) {
+            behind.insert(shard);
+        }
         // A shard that has gone meanwhile drops the page, and with it the hold on the budget.
-        drop(reply.send(Page { from, read: read.clone(), rows, bytes: budget.hold(bytes) }));
+        drop(reply.send(Page { from, read: read.clone(), clock, rows, bytes: budget.hold(shard, bytes) }));
     }
     Ok(left)
 }
@@ -208,26 +248,27 @@ fn deliver(
 /// One statement, and the wait until what it saw is durable.
 async fn read_pages(
     connection: &mut PgConnection,
-    waiting: &[Waiting],
-    budget: &Budget,
+    asking: &[(Waiting, usize)],
     pace: &Pace,
-) -> Result<(ReadAt, Vec<Vec<Row>>), Error> {
-    let cursors: Vec<_> = waiting.iter().map(|w| pace.read_from(&w.request.cursor)).collect();
-    let asks: Vec<Ask<'_>> = waiting
+) -> Result<(ReadAt, DatabaseClock, Vec<Vec<Row>>), Error> {
+    let statement = PAGE_READ;
+    #[cfg(feature = "plants")]
+    let statement = pace.planted_read().unwrap_or(statement);
+    let asks: Vec<Ask<'_>> = asking
         .iter()
-        .zip(&cursors)
-        .map(|(w, cursor)| Ask {
+        .map(|(w, allowed)| Ask {
             shard: w.request.shard,
-            cursor,
+            cursor: &w.request.cursor,
             caught_up: w.caught_up,
             rows: w.request.rows,
-            bytes: w.request.bytes.min(budget.left() / waiting.len()).max(1),
+            bytes: w.request.bytes.min(*allowed).max(1),
         })
         .collect();
+    let asked = Instant::now();
     let rows: Vec<PgRow> = answer(
         "reading a page",
         pace.patience,
-        query(PAGE_READ, &asks).fetch(&mut *connection).try_collect(),
+        query(statement, &asks).fetch(&mut *connection).try_collect(),
     )
     .await?;
 
@@ -237,6 +278,7 @@ async fn read_pages(
         match row.column::<Option<i16>>(0)? {
             None => {
                 head = Some((
+                    DatabaseClock { shown_ms: row.created_ms()?, asked },
                     ReadAt { snapshot: row.column(10)?, ceiling: row.column(11)? },
                     row.column(12)?,
                     row.column(13)?,
@@ -254,15 +296,19 @@ async fn read_pages(
         }
     }
     for rows in &mut found {
+        #[cfg(feature = "plants")]
+        if pace.keeps_order() {
+            break;
+        }
         // The statement's outermost level promises no order; in practice this finds them sorted.
         rows.sort_by_key(|row| row.position().unwrap_or(i64::MAX));
     }
-    let (read, written, flushed): (ReadAt, String, bool) =
+    let (clock, read, written, flushed): (DatabaseClock, ReadAt, String, bool) =
         head.ok_or_else(|| Error::Answer { operation: "reading a page", what: "no snapshot".to_owned() })?;
     if !flushed && found.iter().any(|rows| !rows.is_empty()) {
         wait_until_flushed(connection, &written, pace.patience).await?;
     }
-    Ok((read, found))
+    Ok((read, clock, found))
 }
 
 async fn wait_until_flushed(
@@ -323,14 +369,66 @@ fn query(sql: &'static str, asks: &[Ask<'_>]) -> Query {
 /// What a page read costs: the plan that Postgres ran, with its buffers, as `EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON)`
 /// prints it. For plan tests and `doctor`.
 ///
+/// It is the relay's own plan: the statement is prepared at the first call on a connection, under the settings of the
+/// relay's, and later calls run what was planned then.
+///
 /// # Errors
 /// When the database fails.
 pub async fn explain(connection: &mut PgConnection, asks: &[Ask<'_>]) -> Result<serde_json::Value, Error> {
-    const EXPLAIN: &str =
-        concat!("EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) ", include_str!("../queries/page_read.sql"));
+    const PREPARE: &str = concat!(
+        "PREPARE baton_page_read (smallint[], bigint[], text[], text[], text[], bigint[], boolean[], bigint[], bigint[]) AS\n",
+        include_str!("../queries/page_read.sql")
+    );
     let asked = async {
-        let row = query(EXPLAIN, asks).fetch_one(connection).await?;
-        row.try_get::<serde_json::Value, _>(0)
+        let prepared: bool = sqlx::query_scalar(
+            "SELECT EXISTS (SELECT FROM pg_prepared_statements WHERE name = 'baton_page_read')",
+        )
+        .fetch_one(&mut *connection)
+        .await?;
+        if !prepared {
+            for (name, value) in PLANNED {
+                sqlx::query("SELECT set_config($1, $2, false)")
+                    .bind(name)
+                    .bind(value)
+                    .execute(&mut *connection)
+                    .await?;
+            }
+            sqlx::raw_sql(PREPARE).execute(&mut *connection).await?;
+        }
+        let execute =
+            format!("EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) EXECUTE baton_page_read ({})", arguments(asks));
+        let row = sqlx::raw_sql(sqlx::AssertSqlSafe(execute)).fetch_one(&mut *connection).await?;
+        row.try_get_unchecked::<String, _>(0)
     };
-    answer("explaining a page read", Duration::from_secs(300), asked).await
+    let plan = answer("explaining a page read", Duration::from_secs(300), asked).await?;
+    serde_json::from_str(&plan)
+        .map_err(|error| Error::Answer { operation: "explaining a page read", what: error.to_string() })
+}
+
+/// The statement's parameters as literals, because EXPLAIN EXECUTE takes no others.
+fn arguments(asks: &[Ask<'_>]) -> String {
+    let array = |of: fn(&Ask<'_>) -> Option<String>| {
+        let elements: Vec<String> = asks
+            .iter()
+            .map(|ask| {
+                of(ask).map_or_else(
+                    || "NULL".to_owned(),
+                    |text| format!("\"{}\"", text.replace(['"', '\\', '\''], "")),
+                )
+            })
+            .collect();
+        format!("'{{{}}}'", elements.join(","))
+    };
+    [
+        array(|a| Some(a.shard.to_string())),
+        array(|a| Some(a.cursor.position.to_string())),
+        array(|a| Some(a.cursor.snapshot.clone())),
+        array(|a| Some(a.cursor.ceiling.clone())),
+        array(|a| a.cursor.late.as_ref().map(|l| l.snapshot.clone())),
+        array(|a| a.cursor.late.as_ref().map(|l| l.position.to_string())),
+        array(|a| Some(a.caught_up.to_string())),
+        array(|a| Some(a.rows.to_string())),
+        array(|a| Some(a.bytes.to_string())),
+    ]
+    .join(", ")
 }

@@ -4,7 +4,7 @@
 //!            ┌─ renewer ── every TTL/3, its own connection ──▶ trust of each shard
 //!  session ──┼─ reader ─── pages for all shards
 //!            ├─ advancer ─ cursors of all shards
-//!            └─ this task: overview twice a second ─▶ claim │ drain ─▶ release
+//!            └─ this task: overview four times a second, and when another's lease ends ─▶ claim │ drain ─▶ release
 //! ```
 //!
 //! When a connection fails or goes silent the whole session ends: every shard is told to let go, purges, and all that was
@@ -26,16 +26,25 @@ use tokio::time::{Instant, MissedTickBehavior};
 
 use crate::budget::Budget;
 use crate::database::{self, Error, Outbox};
+use crate::fenced::{Fences, Operation};
+use crate::health::{Beat, Health};
 use crate::lease::{self, Claimed, Free, Released};
-use crate::links::{Ended, Links, Order, Published, Stopped, StoppedShards, Topics};
+use crate::links::{Destroying, Ended, Links, Order};
+use crate::metrics::Metrics;
 use crate::settings::Settings;
+use crate::stopped::{self, Stopped, StoppedShards};
+use crate::tail::Confirmed;
+use crate::topics::Topics;
 use crate::until_empty::{Progress, Target};
 use crate::{advance, read, shard};
 
-/// How often to look for shards to take or to give. With the TTL it bounds a takeover.
-const OVERVIEW_EVERY: Duration = Duration::from_millis(500);
+/// How often to look for shards to take or to give; sooner where a lease of another relay is about to run out.
+const OVERVIEW_EVERY: Duration = Duration::from_millis(250);
 
-/// The longest a page read may take: a late bulk load is sorted in it.
+/// How long after the end of a lease to look: the leases that one renewal extended end within it.
+const JUST_AFTER: Duration = Duration::from_millis(10);
+
+/// The longest a page read may take: a page of every shard, from a disk that is busy.
 const READ_PATIENCE: Duration = Duration::from_secs(30);
 
 /// The longest a cursor write may take. Longer than a lease request may: a late one is fenced by the database.
@@ -46,8 +55,16 @@ pub(crate) struct Process {
     pub settings: Arc<Settings>,
     /// The generations this process holds, or held when its connection went: what lets it claim its own shards at once.
     pub generations: BTreeMap<i16, i64>,
-    pub published: Arc<Published>,
+    pub metrics: Arc<Metrics>,
+    pub health: Arc<Health>,
+    /// The main loop's sign of movement.
+    pub beat: Beat,
     pub stopped: StoppedShards,
+    pub fences: Arc<Fences>,
+    /// What the database has confirmed, to tell when it has lost it.
+    pub confirmed: Arc<Confirmed>,
+    /// Whether the last session got as far as claiming: then the database was of use.
+    pub claimed: bool,
     pub topics: Arc<Topics>,
     /// What `--until-empty` waits for, once it is known.
     pub target: Option<Target>,
@@ -72,6 +89,10 @@ struct Held {
     trust: watch::Sender<Instant>,
 }
 
+/// Whether this relay has taken itself out of the fair share. Locked during a heartbeat, so that none comes after the
+/// farewell: the others would leave half of the shards to a relay that is gone, until that heartbeat runs out.
+type HasLeft = Arc<tokio::sync::Mutex<bool>>;
+
 type HeldShards = Arc<Mutex<BTreeMap<i16, Held>>>;
 
 fn lock(held: &HeldShards) -> MutexGuard<'_, BTreeMap<i16, Held>> {
@@ -91,8 +112,12 @@ struct Session<'a> {
     patience: Duration,
     held: HeldShards,
     shards: JoinSet<(i16, Result<Ended, Error>)>,
+    destroying: Arc<Destroying>,
+    has_left: HasLeft,
     reads: mpsc::Sender<read::Request>,
     advances: mpsc::Sender<advance::Request>,
+    /// What stops a shard, to be written down through this session's connection.
+    stops: (mpsc::Sender<stopped::Report>, mpsc::Receiver<stopped::Report>),
     closing: Option<Closed>,
 }
 
@@ -103,18 +128,30 @@ where
 {
     let settings = Arc::clone(&process.settings);
     let patience = patience(&settings);
+    process.claimed = false;
     let mut connection = database::connect(&settings, "leases", patience).await?;
     let outbox = database::inspect(&mut connection, patience).await?;
+    process.health.found();
     lease::ensure_token(&mut connection, patience).await?;
     let renewing = database::connect(&settings, "renewal", patience).await?;
     let reading = database::connect(&settings, "reader", READ_PATIENCE).await?;
+    process.beat.at(Instant::now());
     let advancing = database::connect(&settings, "cursor", ADVANCE_PATIENCE).await?;
 
     let (reads, read_requests) = mpsc::channel(usize::from(outbox.shards.unsigned_abs()).max(1));
     let (advances, advance_requests) = mpsc::channel(usize::from(outbox.shards.unsigned_abs()).max(1));
+    let stops = mpsc::channel(usize::from(outbox.shards.unsigned_abs()).max(1));
     let held = HeldShards::default();
+    let has_left = HasLeft::default();
     let mut services = JoinSet::new();
-    services.spawn(renew(renewing, Arc::clone(&held), Arc::clone(&settings)));
+    services.spawn(renew(
+        renewing,
+        Arc::clone(&held),
+        Arc::clone(&settings),
+        Arc::clone(&process.fences),
+        Arc::clone(&has_left),
+        process.health.watch("the renewal of leases"),
+    ));
     let pace = read::Pace {
         floor: settings.poll_floor,
         ceiling: settings.poll_ceiling,
@@ -125,11 +162,10 @@ where
     services.spawn(read::run(
         reading,
         read_requests,
-        Budget::new(settings.in_flight_bytes_total.get()),
+        Budget::new(settings.in_flight_bytes_total.get(), usize::from(outbox.shards.unsigned_abs())),
         pace,
     ));
-    let owner = settings.owner.clone();
-    services.spawn(async move { advance::run(advancing, advance_requests, &owner, ADVANCE_PATIENCE).await });
+    services.spawn(advance::run(advancing, advance_requests, Arc::clone(&settings), ADVANCE_PATIENCE));
 
     let source = settings.source.clone().unwrap_or_else(|| format!("/{}", outbox.database));
     let envelope = Arc::new(Envelope::cloud_events(&source, &settings.content_type, settings.ce_time));
@@ -141,8 +177,11 @@ where
         patience,
         held,
         shards: JoinSet::new(),
+        destroying: Arc::default(),
+        has_left,
         reads,
         advances,
+        stops,
         closing: None,
     };
     let ended = session.follow(&mut services, shutdown).await;
@@ -161,13 +200,14 @@ impl Session<'_> {
         S: Future<Output = ()> + Send,
     {
         self.reclaim().await?;
-        let mut look = tokio::time::interval(OVERVIEW_EVERY);
-        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut look_at = Instant::now();
         loop {
+            self.process.beat.at(Instant::now());
             if let Some(closed) = &self.closing
                 && self.shards.is_empty()
             {
                 let closed = closed.clone();
+                *self.has_left.lock().await = true;
                 lease::leave(&mut self.connection, &self.process.settings.owner, self.patience).await?;
                 return Ok(closed);
             }
@@ -177,9 +217,14 @@ impl Session<'_> {
                     Ok((shard, ended)) => self.shard_ended(shard, ended?).await?,
                     Err(panic) => return Err(Error::Answer { operation: "publishing a shard", what: panic.to_string() }),
                 },
+                Some(report) = self.stops.1.recv() => self.write_stop(&report).await?,
                 () = shutdown.as_mut(), if self.closing.is_none() => self.close(Closed::Shutdown),
-                _ = look.tick(), if self.closing.is_none() => {
-                    self.share().await?;
+                () = tokio::time::sleep_until(look_at), if self.closing.is_none() => {
+                    let next_expiry = self.share().await?;
+                    look_at = Instant::now()
+                        + next_expiry.map_or(OVERVIEW_EVERY, |left| OVERVIEW_EVERY.min(left + JUST_AFTER));
+                    self.process.claimed = true;
+                    self.process.health.looked(Instant::now());
                     if let Some(closed) = self.emptied().await? {
                         self.close(closed);
                     }
@@ -191,6 +236,7 @@ impl Session<'_> {
     /// Asks every shard to finish what is in flight.
     fn close(&mut self, closed: Closed) {
         self.closing = Some(closed);
+        self.process.health.ends();
         for held in lock(&self.held).values() {
             held.order.send_replace(Order::Drain);
         }
@@ -199,17 +245,15 @@ impl Session<'_> {
     /// Takes back the shards that the lease table still gives to this process.
     async fn reclaim(&mut self) -> Result<(), Error> {
         for (shard, generation) in self.process.generations.clone() {
-            if !self.claim(&Free { shard, expired_owner: None }, Some(generation)).await? {
-                self.process.generations.remove(&shard);
-            }
+            self.claim(&Free { shard, expired_owner: None }, Some(generation)).await?;
         }
         Ok(())
     }
 
-    /// Takes or gives shards towards the fair share.
-    async fn share(&mut self) -> Result<(), Error> {
+    /// Takes or gives shards towards the fair share. Returned: until the first lease of another relay runs out.
+    async fn share(&mut self) -> Result<Option<Duration>, Error> {
         if lock(&self.held).values().any(|h| *h.order.borrow() == Order::Drain) {
-            return Ok(());
+            return Ok(None);
         }
         let owner = self.process.settings.owner.clone();
         let overview = lease::overview(&mut self.connection, &owner, self.patience).await?;
@@ -237,13 +281,18 @@ impl Session<'_> {
                 }
             }
         }
-        Ok(())
+        Ok(overview.next_expiry)
     }
 
     /// Claims one shard and begins to publish it. False: somebody else was faster.
     async fn claim(&mut self, free: &Free, held_by: Option<i64>) -> Result<bool, Error> {
         let settings = Arc::clone(&self.process.settings);
+        #[cfg(feature = "plants")]
+        if let Some(hold) = &settings.hold {
+            hold.at(crate::hold::Point::P0, free.shard).await;
+        }
         let asked = Instant::now();
+        self.process.beat.at(asked);
         let claimed = lease::claim(
             &mut self.connection,
             free.shard,
@@ -253,7 +302,22 @@ impl Session<'_> {
             self.patience,
         )
         .await?;
-        let Some(Claimed { generation, token, cursor }) = claimed else { return Ok(false) };
+        let Some(Claimed { generation, token }) = claimed else {
+            // Without a generation of our own nothing is lost: another relay was faster.
+            if let Some(held_by) = held_by {
+                self.process.generations.remove(&free.shard);
+                self.process.fences.note(free.shard, held_by, Operation::Claim);
+            }
+            return Ok(false);
+        };
+        // Before the cursor is read: should that fail, the next session may take back what this one has just won.
+        self.process.generations.insert(free.shard, generation);
+        let cursor = lease::durable_cursor(&mut self.connection, free.shard, self.patience).await?;
+        #[cfg(feature = "plants")]
+        let cursor = crate::plant::recalled(&settings, free.shard, cursor);
+        if free.expired_owner.is_some() {
+            self.process.metrics.took_over();
+        }
         match &free.expired_owner {
             Some(from) => tracing::info!(
                 shard = free.shard,
@@ -263,6 +327,7 @@ impl Session<'_> {
             ),
             None => tracing::info!(shard = free.shard, generation, "holds the shard"),
         }
+        self.process.confirmed.claimed(free.shard, token, cursor.position);
         let (order, order_seen) = watch::channel(Order::Run);
         let (trust, trust_seen) = watch::channel(trusted_until(asked, &settings));
         let links = Links {
@@ -273,13 +338,17 @@ impl Session<'_> {
             token,
             reads: self.reads.clone(),
             advances: self.advances.clone(),
+            stops: self.stops.0.clone(),
+            fences: Arc::clone(&self.process.fences),
+            destroying: Arc::clone(&self.destroying),
+            confirmed: Arc::clone(&self.process.confirmed),
             order: order_seen,
             trust: trust_seen,
             topics: Arc::clone(&self.process.topics),
             stopped: Arc::clone(&self.process.stopped),
-            published: Arc::clone(&self.process.published),
+            metrics: Arc::clone(&self.process.metrics),
+            beat: self.process.health.watch(format!("shard {}", free.shard)),
         };
-        self.process.generations.insert(free.shard, generation);
         lock(&self.held).insert(free.shard, Held { generation, order, trust });
         let shard = free.shard;
         self.shards.spawn(async move { (shard, shard::run(links, cursor).await) });
@@ -289,39 +358,57 @@ impl Session<'_> {
     /// A shard's task has ended: release its lease if it is still ours.
     async fn shard_ended(&mut self, shard: i16, ended: Ended) -> Result<(), Error> {
         let Some(held) = lock(&self.held).remove(&shard) else { return Ok(()) };
-        let owner = &self.process.settings.owner;
         let generation = held.generation;
         match ended {
-            Ended::Drained => {
-                self.process.generations.remove(&shard);
-                match lease::release(&mut self.connection, shard, owner, generation, self.patience).await? {
-                    Released::Done => tracing::info!(shard, generation, "released the shard"),
-                    Released::Fenced => {
-                        tracing::warn!(
-                            shard,
-                            generation,
-                            operation = "release",
-                            "fenced: the lease was gone"
-                        );
-                    }
-                }
-            }
-            Ended::Fenced => {
-                self.process.generations.remove(&shard);
-                tracing::warn!(
-                    shard,
-                    generation,
-                    "fenced: the lease is another's or has run out, what was in flight is dropped"
-                );
-            }
+            Ended::Drained => self.release(shard, generation).await?,
+            // Noted where it was refused.
+            Ended::Fenced => _ = self.process.generations.remove(&shard),
             Ended::Distrusted => {
                 tracing::warn!(
                     shard,
                     generation,
                     "the lease was not renewed in time, the shard is let go until it is won again"
                 );
+                if self.closing.is_some() {
+                    self.release(shard, generation).await?;
+                } else {
+                    // By generation, so that a process that only slept does not stall its shard until the lease's end;
+                    // where it slept too long, this is where it learns that the lease is lost.
+                    self.claim(&Free { shard, expired_owner: None }, Some(generation)).await?;
+                }
             }
             Ended::Abandoned => {}
+        }
+        Ok(())
+    }
+
+    /// Hands a lease back, under the generation it was held by.
+    async fn release(&mut self, shard: i16, generation: i64) -> Result<(), Error> {
+        self.process.generations.remove(&shard);
+        let owner = &self.process.settings.owner;
+        match lease::release(&mut self.connection, shard, owner, generation, self.patience).await? {
+            Released::Done => tracing::info!(shard, generation, "released the shard"),
+            Released::Fenced => self.process.fences.note(shard, generation, Operation::Release),
+        }
+        Ok(())
+    }
+
+    /// Writes down what stops a shard, under the generation that met it.
+    async fn write_stop(&mut self, report: &stopped::Report) -> Result<(), Error> {
+        let owner = &self.process.settings.owner;
+        match stopped::write(&mut self.connection, owner, report, self.patience).await? {
+            stopped::Outcome::Written { attempts } => {
+                tracing::debug!(shard = report.shard, attempts, "wrote down what stops the shard");
+            }
+            stopped::Outcome::Gone => {}
+            stopped::Outcome::Fenced => {
+                self.process.fences.note(report.shard, report.generation, Operation::Stop);
+                if let Some(held) =
+                    lock(&self.held).get(&report.shard).filter(|h| h.generation == report.generation)
+                {
+                    held.order.send_replace(Order::Let(Ended::Fenced));
+                }
+            }
         }
         Ok(())
     }
@@ -350,7 +437,10 @@ impl Session<'_> {
                 held.order.send_replace(Order::Let(Ended::Abandoned));
             }
         }
-        while self.shards.join_next().await.is_some() {}
+        while self.shards.join_next().await.is_some() {
+            self.process.beat.at(Instant::now());
+        }
+        self.destroying.end().await;
     }
 }
 
@@ -360,23 +450,37 @@ fn trusted_until(asked: Instant, settings: &Settings) -> Instant {
 }
 
 /// Renews the leases of all held shards until the connection fails. On its own connection, so that no work delays it.
-async fn renew(mut connection: PgConnection, held: HeldShards, settings: Arc<Settings>) -> Result<(), Error> {
+async fn renew(
+    mut connection: PgConnection,
+    held: HeldShards,
+    settings: Arc<Settings>,
+    fences: Arc<Fences>,
+    has_left: HasLeft,
+    beat: Beat,
+) -> Result<(), Error> {
     let patience = patience(&settings);
     let mut tick = tokio::time::interval(settings.terms().renew_every());
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tick.tick().await;
+        beat.at(Instant::now());
+        let has_left = has_left.lock().await;
+        if *has_left {
+            continue;
+        }
         let asked_for: Vec<(i16, i64)> =
             lock(&held).iter().map(|(shard, h)| (*shard, h.generation)).collect();
         let asked = Instant::now();
         let renewed =
             lease::renew(&mut connection, &settings.owner, &asked_for, settings.lease_ttl, patience).await?;
+        drop(has_left);
         let held = lock(&held);
         for (shard, generation) in asked_for {
             let Some(lease) = held.get(&shard).filter(|h| h.generation == generation) else { continue };
             if renewed.contains(&shard) {
                 lease.trust.send_replace(trusted_until(asked, &settings));
             } else {
+                fences.note(shard, generation, Operation::Renew);
                 lease.order.send_replace(Order::Let(Ended::Fenced));
             }
         }

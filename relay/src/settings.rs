@@ -3,6 +3,8 @@
 //! librdkafka settings pass through, except those on which order and at-least-once delivery rest: the relay sets these
 //! itself, and a value that would undo them is refused at start with the reason.
 
+mod listen;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::num::NonZeroUsize;
@@ -10,6 +12,8 @@ use std::time::Duration;
 
 use baton_protocol::lease::{self, Terms};
 use rdkafka::ClientConfig;
+
+pub use listen::Listen;
 
 /// Everything a relay needs to know.
 #[derive(Clone)]
@@ -39,7 +43,8 @@ pub struct Settings {
     pub poll_ceiling: Duration,
     /// Most rows a read takes of one shard. Default 2,000.
     pub page_rows: NonZeroUsize,
-    /// Most rows handed to Kafka and not yet acknowledged, a shard. Default 20,000.
+    /// Most rows of a shard handed to Kafka since its last durable cursor. Default 20,000. A crash repeats at most so many
+    /// of each shard, and so many may be in flight.
     pub in_flight_rows: NonZeroUsize,
     /// Most bytes read and not yet acknowledged, a shard. Default 16 MiB. One larger message still passes, alone.
     pub in_flight_bytes: NonZeroUsize,
@@ -47,9 +52,18 @@ pub struct Settings {
     pub in_flight_bytes_total: NonZeroUsize,
     /// How long a drain (at shutdown or when a shard is handed over) waits for acknowledgements. Default 5 s.
     pub drain_deadline: Duration,
+    /// Where `/livez`, `/readyz`, `/metrics` and `/api/status` are served. Default `127.0.0.1:9464`. Nowhere by a relay that
+    /// ends once the outbox is empty.
+    pub http_listen: Listen,
     /// A bug planted for the test suite's checkers. No configuration reaches it.
     #[cfg(feature = "plants")]
     pub plant: Option<crate::plant::Plant>,
+    /// What a task may stand still for, beside lease and drain, before `/livez` says so. No configuration reaches it.
+    #[cfg(feature = "plants")]
+    pub still_slack: Option<Duration>,
+    /// Where tests make it stand still. No configuration reaches it.
+    #[cfg(feature = "plants")]
+    pub hold: Option<crate::hold::Hold>,
 }
 
 const fn nz(n: usize) -> NonZeroUsize {
@@ -78,8 +92,13 @@ impl Default for Settings {
             in_flight_bytes: nz(16 << 20),
             in_flight_bytes_total: nz(48 << 20),
             drain_deadline: Duration::from_secs(5),
+            http_listen: Listen::default(),
             #[cfg(feature = "plants")]
             plant: None,
+            #[cfg(feature = "plants")]
+            still_slack: None,
+            #[cfg(feature = "plants")]
+            hold: None,
         }
     }
 }
@@ -281,7 +300,7 @@ impl Settings {
     }
 
     /// The configuration of any client of this relay.
-    fn client_config(&self) -> ClientConfig {
+    pub(crate) fn client_config(&self) -> ClientConfig {
         let mut config = ClientConfig::new();
         config
             .set("client.id", format!("baton-{}", self.owner))

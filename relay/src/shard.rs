@@ -17,9 +17,10 @@ use tokio::time::Instant;
 
 use crate::cursor::Cursor;
 use crate::database;
-use crate::links::{Ended, Links, Order, Stopped};
+use crate::links::{Ended, Links, Order};
 use crate::pipeline::{Pipeline, Stop, Which};
 use crate::publish::{Cause, Failure, Publisher};
+use crate::stopped::{Report, Stopped};
 
 /// Publishes a shard until it is let go.
 pub(crate) async fn run(links: Links, mut cursor: Cursor) -> Result<Ended, database::Error> {
@@ -53,6 +54,7 @@ pub(crate) async fn run(links: Links, mut cursor: Cursor) -> Result<Ended, datab
             }
             Stop::Failed { failure, which, unacked } => (failure, which, unacked),
         };
+        links.metrics.publish_failed(&failure);
         let delay = match failure {
             Failure::Refused { cause: Cause::TooLarge | Cause::InvalidRecord, .. } if unacked > 1 => {
                 // The broker refuses whole batches, and its limit counts the batch. What was in flight goes again one by one.
@@ -67,8 +69,9 @@ pub(crate) async fn run(links: Links, mut cursor: Cursor) -> Result<Ended, datab
             Failure::Refused { topic, cause, error } => {
                 careful = 1;
                 links.topics.forget(&topic);
-                stop_loudly(&links, which, topic, cause, &error);
-                refusals.next_delay()
+                let delay = refusals.next_delay();
+                stop_loudly(&links, which, topic, cause, error, delay);
+                delay
             }
             Failure::Broken { error } => {
                 careful = 0;
@@ -84,13 +87,36 @@ pub(crate) async fn run(links: Links, mut cursor: Cursor) -> Result<Ended, datab
     }
 }
 
-fn stop_loudly(links: &Links, which: Option<Which>, topic: String, cause: Cause, error: &str) {
+/// Says which message stops the shard, and why: in the log, and in the database for `baton status`.
+fn stop_loudly(
+    links: &Links,
+    which: Option<Which>,
+    topic: String,
+    cause: Cause,
+    error: String,
+    delay: Duration,
+) {
     let id = which.map(|w| w.id).unwrap_or_default();
     let position = which.map_or(0, |w| w.position);
     tracing::error!(
         shard = links.shard, %id, position, topic, cause = cause.as_str(),
         "kafka does not take a message, its shard waits and tries again: {error}; {}", cause.advice()
     );
+    let report = Report {
+        shard: links.shard,
+        generation: links.generation,
+        token: links.token,
+        position,
+        cause,
+        error,
+        delay,
+    };
+    if which.is_some() && links.stops.try_send(report).is_err() {
+        tracing::debug!(
+            shard = links.shard,
+            "why the shard stands still is written down at the next attempt"
+        );
+    }
     let stopped = Stopped { id, topic, cause: cause.as_str(), advice: cause.advice() };
     links.stopped.lock().unwrap_or_else(PoisonError::into_inner).insert(links.shard, stopped);
 }
@@ -113,6 +139,7 @@ async fn wait(links: &Links, delay: Duration) -> Option<Ended> {
         if Instant::now() >= trusted_until {
             return Some(Ended::Distrusted);
         }
+        links.beat.at(Instant::now());
         if Instant::now() >= until {
             return None;
         }

@@ -1,14 +1,19 @@
 //! What an operator asks first: how old is the oldest waiting message, who holds what, how far is each shard.
 //!
 //! Read from the database alone, with any role that may read it. The field names are a public format; the oldest age
-//! leads, not the number of processes.
+//! leads, not the number of processes. Of a shard that stands still it says which transition of which message stopped, under
+//! which generation, and why (see `stopped`).
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
+use baton_protocol::lifecycle::message;
 use serde::Serialize;
 use sqlx::postgres::PgConnection;
+use uuid::Uuid;
 
 use crate::database::{Error, answer};
+use crate::publish::Cause;
 
 /// How long each of the statements may take.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -85,6 +90,44 @@ pub struct Shard {
     pub lag_messages: i64,
     /// Age of the oldest of them; null when none waits.
     pub lag_seconds: Option<f64>,
+    /// The message it stands still at, if Kafka refuses one.
+    pub stopped: Option<Stopped>,
+}
+
+/// A message that Kafka refuses, and behind which its shard waits.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Stopped {
+    /// Which transition of the message does not come about.
+    pub transition: String,
+    /// The message.
+    pub id: Uuid,
+    /// Its position in the outbox.
+    pub position: i64,
+    /// Its topic.
+    pub topic: String,
+    /// Its key; null when it has none.
+    pub key: Option<String>,
+    /// Why, as one word: one of those of a parked message.
+    pub cause: String,
+    /// What Kafka said.
+    pub error: String,
+    /// What an operator can do about it; null for a cause of another version.
+    pub advice: Option<&'static str>,
+    /// That of the lease under which it was tried last.
+    pub generation: i64,
+    /// How often it was tried, over all generations.
+    pub attempts: i32,
+    /// RFC 3339, UTC.
+    pub first_failed_at: String,
+    /// RFC 3339, UTC.
+    pub last_failed_at: String,
+    /// RFC 3339, UTC. Passed long ago: no relay that tries it is alive.
+    pub next_attempt_at: String,
+    /// Seconds since the first failure.
+    pub age_seconds: f64,
+    /// Whether it will be tried again. True as long as the message is there: a relay that holds the shard tries it by itself.
+    pub can_run_again: bool,
 }
 
 /// A cursor, as Postgres prints its parts.
@@ -127,6 +170,23 @@ struct ShardRow {
     lag_seconds: Option<f64>,
 }
 
+#[derive(sqlx::FromRow)]
+struct StoppedRow {
+    shard: i16,
+    position: i64,
+    id: Uuid,
+    topic: String,
+    key: Option<String>,
+    cause: String,
+    error: String,
+    generation: i64,
+    attempts: i32,
+    first_failed_at: String,
+    last_failed_at: String,
+    next_attempt_at: String,
+    age_seconds: f64,
+}
+
 /// Reads the state of the outbox.
 ///
 /// # Errors
@@ -139,6 +199,10 @@ pub async fn read(connection: &mut PgConnection) -> Result<Status, Error> {
         answer("reading what is parked", PATIENCE, asked).await?;
     let asked = sqlx::query_as(include_str!("../queries/status_relays.sql")).fetch_all(&mut *connection);
     let relays: Vec<(String, Vec<i16>)> = answer("reading the relays", PATIENCE, asked).await?;
+    let asked = sqlx::query_as(include_str!("../queries/status_stopped.sql")).fetch_all(&mut *connection);
+    let stopped: Vec<StoppedRow> = answer("reading what stops shards", PATIENCE, asked).await?;
+    let mut stopped: BTreeMap<i16, Stopped> =
+        stopped.into_iter().map(|row| (row.shard, Stopped::from(row))).collect();
 
     Ok(Status {
         oldest_pending_age_seconds: rows.iter().filter_map(|r| r.lag_seconds).reduce(f64::max),
@@ -146,7 +210,13 @@ pub async fn read(connection: &mut PgConnection) -> Result<Status, Error> {
         pending: Pending { count: rows.iter().map(|r| r.lag).sum(), exact: rows.iter().all(|r| r.exact) },
         parked: Parked { retrying, blocked, dead, paused, oldest_age_seconds },
         relays: relays.into_iter().map(|(owner, shards)| Relay { owner, shards }).collect(),
-        shards: rows.into_iter().map(Shard::from).collect(),
+        shards: rows
+            .into_iter()
+            .map(|row| {
+                let stopped = stopped.remove(&row.shard);
+                Shard { stopped, ..Shard::from(row) }
+            })
+            .collect(),
     })
 }
 
@@ -162,6 +232,37 @@ impl From<ShardRow> for Shard {
             cursor: Cursor { position: row.position, snapshot: row.snapshot, ceiling: row.ceiling, late },
             lag_messages: row.lag,
             lag_seconds: row.lag_seconds,
+            stopped: None,
         }
     }
+}
+
+impl From<StoppedRow> for Stopped {
+    fn from(row: StoppedRow) -> Self {
+        Self {
+            transition: stopped_transition(),
+            id: row.id,
+            position: row.position,
+            topic: row.topic,
+            key: row.key,
+            advice: Cause::of_word(&row.cause).map(Cause::advice),
+            cause: row.cause,
+            error: row.error,
+            generation: row.generation,
+            attempts: row.attempts,
+            first_failed_at: row.first_failed_at,
+            last_failed_at: row.last_failed_at,
+            next_attempt_at: row.next_attempt_at,
+            age_seconds: row.age_seconds,
+            // The query leaves out what cannot: it is there, and not published.
+            can_run_again: true,
+        }
+    }
+}
+
+/// A message that stops its shard is still pending; what does not come about is its acknowledgement.
+fn stopped_transition() -> String {
+    let from = message::State::Pending;
+    let to = from.next(message::Event::Acknowledged).unwrap_or(from);
+    format!("{from} → {to}")
 }

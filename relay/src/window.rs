@@ -82,7 +82,12 @@ impl<F> Window<F> {
         }
     }
 
-    /// Kafka refused the row, or it was purged. Kept is the failure of the lowest row, which is what stopped the prefix.
+    /// A row was thrown away because of another's failure.
+    pub(crate) fn purged(&mut self) {
+        self.unreported = self.unreported.saturating_sub(1);
+    }
+
+    /// The row failed. Kept is the failure of the lowest row.
     pub(crate) fn fail(&mut self, number: u64, failure: F) {
         self.unreported = self.unreported.saturating_sub(1);
         if self.failure.as_ref().is_none_or(|(first, _)| number < *first) {

@@ -66,6 +66,15 @@ impl Harness {
         Ok(site)
     }
 
+    /// Takes a site away before the test ends: for tests that need hundreds, one after another.
+    pub async fn leave(&mut self, site: &Site) {
+        if let Some(at) = self.sites.iter().position(|(_, of_test)| of_test.stamp.random == site.stamp.random)
+        {
+            let (admin, site) = self.sites.swap_remove(at);
+            take_away(&admin, &site).await;
+        }
+    }
+
     /// Where the children write and run.
     #[must_use]
     pub fn directory(&self) -> &Path {
@@ -102,22 +111,27 @@ impl Harness {
     /// swept an hour later.
     pub(crate) async fn clear_up(self, failed: bool) {
         for (admin, site) in &self.sites {
-            let clear = async {
-                site.pool.close().await;
-                let dropped = database::drop_database(admin, &site.stamp).await;
-                let deleted = site.kafka.delete_topics_of(&site.topic_prefix()).await;
-                let forgotten = site.kafka.delete_groups_of(&site.topic_prefix()).await;
-                dropped.and(deleted).and(forgotten)
-            };
-            match timeout(CLEAR_UP, clear).await {
-                Ok(Ok(())) => {}
-                Ok(Err(failure)) => eprintln!("left for the next sweep: {failure}"),
-                Err(_) => eprintln!("left for the next sweep: it was not gone within {CLEAR_UP:?}"),
-            }
+            take_away(admin, site).await;
         }
         if !failed {
             std::fs::remove_dir_all(&self.directory).ok();
         }
+    }
+}
+
+/// Drops what a site has on its servers.
+async fn take_away(admin: &Place, site: &Site) {
+    let clear = async {
+        site.pool.close().await;
+        let dropped = database::drop_database(admin, &site.stamp).await;
+        let deleted = site.kafka.delete_topics_of(&site.topic_prefix()).await;
+        let forgotten = site.kafka.delete_groups_of(&site.topic_prefix()).await;
+        dropped.and(deleted).and(forgotten)
+    };
+    match timeout(CLEAR_UP, clear).await {
+        Ok(Ok(())) => {}
+        Ok(Err(failure)) => eprintln!("left for the next sweep: {failure}"),
+        Err(_) => eprintln!("left for the next sweep: it was not gone within {CLEAR_UP:?}"),
     }
 }
 
@@ -253,7 +267,7 @@ impl Site {
     /// When it has not been built.
     pub fn baton(&self, args: &[&str]) -> Outcome<Launch> {
         let name = format!("baton-{}", args.first().unwrap_or(&""));
-        Ok(self.launch(&name, place::program("baton")?).args(args))
+        Ok(self.launch(&name, place::program("baton")?).env("BATON_HTTP__LISTEN", "off").args(args))
     }
 
     /// `baton relay` by this owner's name, with a lease of 3 s so that takeovers are seen soon.
@@ -268,7 +282,7 @@ impl Site {
     /// Sets what every relay of the tests is set to.
     #[must_use]
     pub fn as_relay(&self, launch: Launch, owner: &str) -> Launch {
-        launch.env("BATON_RELAY__OWNER", owner).env("BATON_LEASE__TTL", "3s")
+        launch.env("BATON_RELAY__OWNER", owner).env("BATON_LEASE__TTL", "3s").env("BATON_HTTP__LISTEN", "off")
     }
 }
 

@@ -34,7 +34,9 @@ pub struct Kafka {
 }
 
 impl Kafka {
-    pub(crate) fn new(brokers: &str) -> Self {
+    /// The cluster of these bootstrap servers.
+    #[must_use]
+    pub fn new(brokers: &str) -> Self {
         Self { brokers: brokers.to_owned() }
     }
 

@@ -10,6 +10,7 @@
 
 #![warn(missing_docs)]
 
+pub mod http;
 pub mod ledger;
 pub mod workload;
 
@@ -22,8 +23,10 @@ mod kafka;
 mod own_stack;
 mod place;
 mod process;
+mod proxy;
 mod record;
 mod run;
+mod standby;
 mod transfer;
 mod wait;
 
@@ -35,6 +38,8 @@ pub use kafka::Kafka;
 pub use own_stack::{Flush, OwnStack, kafka_jars};
 pub use place::{Place, program, workspace};
 pub use process::{Finished, Launch, Process};
+pub use proxy::{Proxy, Way};
 pub use record::{Draft, Record};
 pub use run::{Load, figure, test};
+pub use standby::Standby;
 pub use wait::{eventually, lasts, stays};

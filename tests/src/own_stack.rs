@@ -19,6 +19,7 @@ use crate::failure::{Failure, Outcome};
 use crate::guard;
 use crate::place::{self, Place};
 use crate::process::Launch;
+use crate::proxy::Proxy;
 use crate::wait::eventually;
 
 /// What a start from nothing may take on a busy machine, Maven's copying included.
@@ -39,6 +40,9 @@ pub struct OwnStack {
     directory: PathBuf,
     place: Place,
     mark: String,
+    /// Kafka's listener for clients that come through a proxy, and the port where it tells them the proxy is.
+    proxied: u16,
+    proxy: u16,
 }
 
 impl OwnStack {
@@ -65,6 +69,17 @@ impl OwnStack {
     #[must_use]
     pub fn place(&self) -> &Place {
         &self.place
+    }
+
+    /// A proxy before the broker that its clients cannot leave: the broker tells whoever comes through it that it lives at
+    /// the proxy's address. At most one at a time. Give its address to what shall be behind it
+    /// (`KAFKA_BROKERS`, or [`Place::brokers`]); everybody else keeps the broker's own.
+    ///
+    /// # Errors
+    ///
+    /// When another such proxy is there.
+    pub async fn kafka_proxy(&self) -> Outcome<Proxy> {
+        Proxy::at(self.proxy, &format!("127.0.0.1:{}", self.proxied)).await
     }
 
     /// SIGKILL to the broker; returns when it is gone.
@@ -163,6 +178,61 @@ impl OwnStack {
         Ok(victims.len())
     }
 
+    /// SIGKILL to the postmaster and all of its children; returns when they are gone. [`repair`](Self::repair) starts it
+    /// again.
+    ///
+    /// # Errors
+    ///
+    /// When there is none, or it does not go.
+    pub async fn kill_postgres(&self) -> Outcome {
+        let postmaster = self.postmaster().ok_or_else(|| Failure::new("the own Postgres does not run"))?;
+        let mut victims = children(postmaster);
+        // First the one that would start others anew.
+        victims.insert(0, postmaster);
+        for victim in &victims {
+            signal(*victim, Signal::KILL).ok();
+        }
+        eventually("the killed Postgres to be gone", Duration::from_secs(20), async || {
+            match victims
+                .iter()
+                .find(|pid| std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| !line.is_empty()))
+            {
+                None => Ok(()),
+                Some(pid) => crate::fail!("process {pid} is there"),
+            }
+        })
+        .await?;
+        guard::gone(u32::try_from(postmaster)?);
+        Ok(())
+    }
+
+    /// The program that Postgres runs, and its data directory.
+    pub(crate) fn postgres_program(&self) -> Outcome<(PathBuf, PathBuf)> {
+        let postmaster = self.postmaster().ok_or_else(|| Failure::new("the own Postgres does not run"))?;
+        let line = std::fs::read_to_string(format!("/proc/{postmaster}/cmdline"))?;
+        let mut words = line.split('\0').skip_while(|word| *word != "-D");
+        let data = words.nth(1).ok_or_else(|| Failure::new("Postgres runs without -D"))?;
+        Ok((std::fs::read_link(format!("/proc/{postmaster}/exe"))?, PathBuf::from(data)))
+    }
+
+    /// Postgres stops at once, without a word to anybody, and starts again: crash recovery, as after a power cut that lost
+    /// nothing. Returns when it serves.
+    ///
+    /// # Errors
+    ///
+    /// When there is none, or it does not go or come.
+    pub async fn restart_postgres(&self) -> Outcome {
+        let postmaster = self.postmaster().ok_or_else(|| Failure::new("the own Postgres does not run"))?;
+        signal(postmaster, Signal::QUIT)?;
+        eventually("Postgres to be gone", Duration::from_secs(30), async || match self.postmaster() {
+            None => Ok(()),
+            Some(pid) => crate::fail!("process {pid} is there"),
+        })
+        .await?;
+        guard::gone(u32::try_from(postmaster)?);
+        self.repair().await
+    }
+
     fn broker(&self) -> Option<i32> {
         find(&format!("-Dbaton.stack={}", self.mark))
     }
@@ -256,6 +326,8 @@ async fn raise(directory: &Path) -> Outcome<OwnStack> {
         directory: directory.to_owned(),
         place: Place { database_url: value("database_url")?, brokers: value("kafka_brokers")? },
         mark: value("mark")?,
+        proxied: value("proxied_port")?.parse()?,
+        proxy: value("proxy_port")?.parse()?,
     })
 }
 

@@ -41,6 +41,40 @@ impl Place {
     pub(crate) fn with_database(&self, name: &str) -> Self {
         Self { database_url: with_database(&self.database_url, name), brokers: self.brokers.clone() }
     }
+
+    /// `host:port` of the database server.
+    ///
+    /// # Errors
+    ///
+    /// When the URL names none: a socket's path, for example.
+    pub fn postgres_address(&self) -> Outcome<&str> {
+        address(&self.database_url).map(|(from, to)| &self.database_url[from..to])
+    }
+
+    /// The same database behind another `host:port`.
+    ///
+    /// # Errors
+    ///
+    /// As [`postgres_address`](Self::postgres_address).
+    pub fn with_postgres_address(&self, other: &str) -> Outcome<Self> {
+        let (from, to) = address(&self.database_url)?;
+        let mut database_url = self.database_url.clone();
+        database_url.replace_range(from..to, other);
+        Ok(Self { database_url, brokers: self.brokers.clone() })
+    }
+}
+
+/// Where in a URL `host:port` stands.
+fn address(url: &str) -> Outcome<(usize, usize)> {
+    let authority = url.find("://").map_or(0, |at| at + 3);
+    let end = url[authority..].find(['/', '?']).map_or(url.len(), |at| authority + at);
+    let host = url[authority..end].rfind('@').map_or(authority, |at| authority + at + 1);
+    if url[host..end].contains(':') {
+        Ok((host, end))
+    } else {
+        // The URL may hold a password.
+        Err(Failure::new("DATABASE_URL names no host:port"))
+    }
 }
 
 /// Replaces the path of a URL and leaves the rest as it was written: a library's own printing adds parameters that
@@ -97,7 +131,25 @@ fn beside_us() -> Outcome<PathBuf> {
 
 #[cfg(test)]
 mod tests {
-    use super::with_database;
+    use super::{Place, with_database};
+
+    #[test]
+    fn a_database_is_found_behind_another_address() {
+        let place = |url: &str| Place { database_url: url.to_owned(), brokers: "b:1".to_owned() };
+        for (given, address, expected) in [
+            ("postgres://u:p@h:1/a", "h:1", "postgres://u:p@x:2/a"),
+            (
+                "postgres://u:p%40@127.0.0.1:55?sslmode=disable",
+                "127.0.0.1:55",
+                "postgres://u:p%40@x:2?sslmode=disable",
+            ),
+        ] {
+            let given = place(given);
+            assert_eq!(given.postgres_address().unwrap(), address);
+            assert_eq!(given.with_postgres_address("x:2").unwrap().database_url, expected);
+        }
+        assert!(place("postgres:///a?host=/run").postgres_address().is_err());
+    }
 
     #[test]
     fn only_the_path_of_a_database_url_changes() {

@@ -34,6 +34,7 @@ pub struct Launch {
     args: Vec<OsString>,
     env: Vec<(String, String)>,
     input: Option<String>,
+    user: Option<(u32, u32)>,
 }
 
 impl Launch {
@@ -47,7 +48,16 @@ impl Launch {
             args: Vec::new(),
             env: Vec::new(),
             input: None,
+            user: None,
         }
+    }
+
+    /// Runs it as this user and group, in the root directory: others may not enter ours. Only root may ask for another
+    /// user than itself.
+    #[must_use]
+    pub fn user(mut self, user: u32, group: u32) -> Self {
+        self.user = Some((user, group));
+        self
     }
 
     /// One more argument.
@@ -114,6 +124,12 @@ impl Launch {
             .stderr(append(&err)?)
             .process_group(0)
             .kill_on_drop(true);
+        if let Some((user, group)) = self.user {
+            command.current_dir("/");
+            if rustix::process::getuid().is_root() {
+                command.uid(user).gid(group);
+            }
+        }
         let child = command
             .spawn()
             .map_err(|error| Failure::from(error).during(format!("start {}", self.program.display())))?;

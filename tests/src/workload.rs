@@ -39,13 +39,25 @@ pub struct Workload {
     pub topic: String,
     /// Whether they run `synchronous_commit = off`.
     pub asynchronous: bool,
+    /// What share of the transactions is rolled back.
+    pub rollbacks: f64,
+    /// How likely a message is followed by one of its key that a savepoint takes back.
+    pub undone: f64,
 }
 
 impl Workload {
     /// Twelve writers over forty keys, committing durably.
     #[must_use]
     pub fn new(seed: u64, topic: &str) -> Self {
-        Self { seed, writers: 12, keys: 40, topic: topic.to_owned(), asynchronous: false }
+        Self {
+            seed,
+            writers: 12,
+            keys: 40,
+            topic: topic.to_owned(),
+            asynchronous: false,
+            rollbacks: 0.1,
+            undone: 0.1,
+        }
     }
 
     /// Makes the aggregates and starts writing.
@@ -148,7 +160,7 @@ impl Writer {
         while !*stopped.borrow() {
             connection.execute("BEGIN").await?;
             let messages = self.transaction(&mut connection).await?;
-            if self.chance(0.1) {
+            if self.chance(self.workload.rollbacks) {
                 connection.execute("ROLLBACK").await?;
                 done.rollbacks += 1;
             } else {
@@ -185,7 +197,7 @@ impl Writer {
             };
             self.enqueue(connection, key, messages).await?;
             enqueued += messages;
-            if self.chance(0.1) {
+            if self.chance(self.workload.undone) {
                 connection.execute("SAVEPOINT undone").await?;
                 self.enqueue(connection, key, 1).await?;
                 connection.execute("ROLLBACK TO SAVEPOINT undone").await?;

@@ -57,6 +57,11 @@ fn story(stage: &mut Stage) -> Result<()> {
     stage.start("bill", "orders", &["bill"], &[])?;
     stage.wait_for("both relays to hold shards", 30, |s| s.holders() == ["relay-a", "relay-b"])?;
     tell(&stage.status()?.shares());
+    tell(&format!(
+        "they show themselves, as long as they run: relay-a at {}, relay-b at {}",
+        stage.address("relay-a")?,
+        stage.address("relay-b")?
+    ));
 
     tell(&format!(
         "placing {ORDERS} orders at {RATE}, each in one transaction with its message; 1 in 500 is poison, 1 in 50 fails twice"
@@ -161,7 +166,18 @@ impl Stage {
     }
 
     fn start_relay(&mut self, owner: &str) -> Result<()> {
-        self.start(owner, "baton", &["relay"], &[("BATON_RELAY__OWNER", owner)])
+        // Two relays on one host need two ports.
+        let env = [("BATON_RELAY__OWNER", owner), ("BATON_HTTP__LISTEN", "127.0.0.1:0")];
+        self.start(owner, "baton", &["relay"], &env)
+    }
+
+    /// Where a relay answers HTTP, as the last start in its log says.
+    fn address(&self, name: &str) -> Result<String> {
+        let log = self.log(name);
+        let text = fs::read_to_string(&log).map_err(Error::io("read", &log))?;
+        let named = text.rsplit_once("serves http://").and_then(|(_, rest)| rest.split_once('/'));
+        let named = named.map(|(address, _)| format!("http://{address}/"));
+        named.ok_or_else(|| Error::failed(format!("{} does not name an address", log.display())))
     }
 
     fn start(&mut self, name: &str, program: &str, args: &[&str], env: &[(&str, &str)]) -> Result<()> {
@@ -253,6 +269,11 @@ impl Stage {
     }
 
     fn leave_running(&mut self) {
+        for relay in ["relay-a", "relay-b"] {
+            if let Ok(address) = self.address(relay) {
+                tell(&format!("{relay} shows itself at {address}"));
+            }
+        }
         for (name, child) in self.children.drain(..) {
             tell(&format!(
                 "{name} goes on as process {}, its log is {}",

@@ -10,6 +10,7 @@ use std::num::NonZeroUsize;
 use std::str::FromStr;
 
 use baton_relay::Settings;
+use baton_relay::settings::Listen;
 use serde::de::Visitor;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -27,6 +28,7 @@ pub(crate) struct Config {
     pub(crate) lease: Lease,
     pub(crate) poll: Poll,
     pub(crate) publish: Publish,
+    pub(crate) http: Http,
     pub(crate) log: Log,
 }
 
@@ -87,6 +89,12 @@ pub(crate) struct Publish {
     pub(crate) in_flight_bytes_total: Size,
 }
 
+/// `[http]`.
+#[derive(Clone, Default, Serialize, Deserialize)]
+pub(crate) struct Http {
+    pub(crate) listen: Address,
+}
+
 /// `[log]`.
 #[derive(Clone, Default, Serialize, Deserialize)]
 pub(crate) struct Log {
@@ -140,6 +148,18 @@ impl FromStr for Count {
     }
 }
 
+/// Where to listen, or `off`.
+#[derive(Clone, Default)]
+pub(crate) struct Address(pub(crate) Listen);
+
+impl FromStr for Address {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        text.parse().map(Self)
+    }
+}
+
 /// The value of a librdkafka setting. TOML's numbers and booleans are as good as strings: librdkafka takes text.
 #[derive(Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Property(pub(crate) String);
@@ -151,6 +171,12 @@ impl<'de> Deserialize<'de> for Property {
 }
 
 impl<'de> Deserialize<'de> for Count {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        from_text(deserializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Address {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         from_text(deserializer)
     }
@@ -171,6 +197,12 @@ impl<'de> Deserialize<'de> for Size {
 impl Serialize for Count {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         self.0.serialize(serializer)
+    }
+}
+
+impl Serialize for Address {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&self.0)
     }
 }
 

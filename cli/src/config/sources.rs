@@ -33,7 +33,10 @@ impl Sources {
         let file = match std::fs::read_to_string(path) {
             Ok(text) => Some((path.to_owned(), text)),
             // None is needed, so the default one may be absent; one that was asked for may not.
-            Err(e) if file.is_none() && e.kind() == std::io::ErrorKind::NotFound => None,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => match file {
+                None => None,
+                Some(path) => return Err(Error::Absent { path: path.to_owned() }),
+            },
             Err(source) => return Err(Error::Read { path: path.to_owned(), source }),
         };
         let mut variables = Vec::new();

@@ -38,6 +38,7 @@ fn nothing_given_is_the_defaults() {
         (Some("2s".into()), "default: a fifth of lease.ttl".into())
     );
     assert_eq!(value(&effective, "publish.in_flight_bytes"), (Some("16MiB".into()), "default".into()));
+    assert_eq!(value(&effective, "http.listen"), (Some("127.0.0.1:9464".into()), "default".into()));
     assert_eq!(value(&effective, "outbox.database_url"), (None, "not set".into()));
 }
 
@@ -133,6 +134,11 @@ fn a_value_of_the_wrong_kind_names_key_and_origin() {
         ),
         ("[relay]\nce_time = 'maybe'", "relay.ce_time from baton.toml: "),
         ("[relay]\nowner = 5", "relay.owner from baton.toml: must be a string"),
+        (
+            "[http]\nlisten = ':9464'",
+            "http.listen from baton.toml: `:9464` is not an address; write host:port like ",
+        ),
+        ("[http]\nlisten = false", "http.listen from baton.toml: `false` is not an address; "),
         ("[log]\nformat = 'xml'", "log.format from baton.toml: `xml` is not a log format; use human or json"),
         ("lease = 5", "lease in baton.toml is a section: set the keys in it"),
         ("[lease.ttl]\nx = 1", "lease.ttl in baton.toml is a key, not a section: give it a value"),

@@ -36,11 +36,14 @@ async fn the_sequence_of_positions_caches_nothing_and_no_index_is_unique() {
         assert_eq!(cache, 1);
         let indexes: String = value(
             &mut c,
-            r#"SELECT string_agg(DISTINCT substring(indexdef from 'USING.*') || CASE WHEN indexdef LIKE '%UNIQUE%' THEN ' unique' ELSE '' END, ', ')
+            r#"SELECT string_agg(DISTINCT (substring(indexdef from 'USING.*') || CASE WHEN indexdef LIKE '%UNIQUE%' THEN ' unique' ELSE '' END) COLLATE "C", ', ')
                FROM pg_indexes WHERE schemaname = 'outbox' AND tablename LIKE 'message%'"#,
         )
         .await;
-        assert_eq!(indexes, r#"USING btree (shard, "position"), USING btree (shard, xid)"#);
+        assert_eq!(
+            indexes,
+            r#"USING btree (shard, "position"), USING btree (shard, outbox.xid_bits(xid), "position")"#
+        );
         let triggers: i64 = value(
             &mut c,
             "SELECT count(*) FROM pg_trigger WHERE tgrelid IN (SELECT oid FROM pg_class WHERE relname LIKE 'message%')",
@@ -161,6 +164,8 @@ async fn the_largest_and_the_smallest_messages_are_taken() {
             ("topic, payload", "'t', ''"),
             ("topic, payload", "'t', convert_to(repeat('a', 64 * 1024 * 1024), 'UTF8')"),
             ("topic, headers", "'t', jsonb_build_object('a', repeat('a', 256 * 1024 - 9))"),
+            ("topic, created_at", "'t', '1970-01-01 00:00:00+00'"),
+            ("topic, created_at", "'t', '9999-12-31 23:59:59.999999+00'"),
         ] {
             let sql = format!("INSERT INTO outbox.message ({columns}) VALUES ({values})");
             c.execute(AssertSqlSafe(sql.as_str())).await.expect(&sql);

@@ -6,6 +6,7 @@
     reason = "a test that cannot go on panics, also in what its cases share"
 )]
 
+mod cursors;
 mod enqueue;
 mod fixture;
 mod format;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use baton_migrations::{Error, Line, State, check, migrate_inbox, migrate_outbox};
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection};
 
-use crate::fixture::{self, value};
+use crate::fixture::{self, refusal, value};
 
 #[tokio::test]
 async fn an_empty_database_is_missing_both_lines_and_current_after_migrating() {
@@ -18,7 +18,7 @@ async fn an_empty_database_is_missing_both_lines_and_current_after_migrating() {
         let outbox = migrate_outbox(&mut c, None, None).await.unwrap();
         let inbox = migrate_inbox(&mut c).await.unwrap();
 
-        assert_eq!((outbox.line, outbox.versions), (Line::Outbox, vec![1]));
+        assert_eq!((outbox.line, outbox.versions), (Line::Outbox, vec![1, 2, 3, 4]));
         assert_eq!((inbox.line, inbox.versions, inbox.settings), (Line::Inbox, vec![1], None));
         let settings = outbox.settings.unwrap();
         assert_eq!((settings.shards.get(), settings.slot_period), (8, Duration::from_secs(6 * 3600)));
@@ -51,7 +51,7 @@ async fn a_migration_that_changes_something_leaves_an_audit_row_and_another_leav
                 .await
                 .unwrap();
         assert_eq!(outbox.len(), 2, "{outbox:?}");
-        assert_eq!((outbox[0].0.as_str(), outbox[0].1), ("migrate outbox", 1));
+        assert_eq!((outbox[0].0.as_str(), outbox[0].1), ("migrate outbox", 4));
         assert_eq!(outbox[1].2["slot_period_seconds"], 3600.0);
         let inbox: i64 =
             value(&mut c, "SELECT count(*) FROM inbox.audit WHERE command = 'migrate inbox'").await;
@@ -95,7 +95,7 @@ async fn of_several_migrations_at_once_one_applies_and_the_others_find_it_done()
             });
         }
         let applied = tasks.join_all().await.into_iter().map(|a| a.unwrap().versions.len()).sum::<usize>();
-        assert_eq!(applied, 2);
+        assert_eq!(applied, 4 + 1);
     })
     .await;
 }
@@ -107,7 +107,7 @@ async fn a_migration_waits_rightly_where_transactions_default_to_repeatable_read
         db.connect().await.execute(AssertSqlSafe(set)).await.unwrap();
         let (mut a, mut b) = (db.connect().await, db.connect().await);
         let (a, b) = tokio::join!(migrate_outbox(&mut a, None, None), migrate_outbox(&mut b, None, None));
-        assert_eq!(a.unwrap().versions.len() + b.unwrap().versions.len(), 1);
+        assert_eq!(a.unwrap().versions.len() + b.unwrap().versions.len(), 4);
     })
     .await;
 }
@@ -202,20 +202,46 @@ async fn a_record_that_does_not_fit_this_binary_is_refused_with_the_reason() {
     fixture::outbox(async |db| {
         let mut c = db.connect().await;
 
-        c.execute("INSERT INTO outbox._migrations VALUES (2, 'later', now(), true, '', 0)").await.unwrap();
+        c.execute("INSERT INTO outbox._migrations VALUES (5, 'later', now(), true, '', 0)").await.unwrap();
         let state = check(&mut c, Line::Outbox).await.unwrap();
-        assert_eq!(state, State::Ahead { applied: 2, newest: 1 });
+        assert_eq!(state, State::Ahead { applied: 5, newest: 4 });
         let error = migrate_outbox(&mut c, None, None).await.unwrap_err();
-        assert!(matches!(error, Error::Ahead { applied: 2, newest: 1, .. }), "{error}");
+        assert!(matches!(error, Error::Ahead { applied: 5, newest: 4, .. }), "{error}");
 
-        c.execute("UPDATE outbox._migrations SET success = false WHERE version = 2").await.unwrap();
+        c.execute("UPDATE outbox._migrations SET success = false WHERE version = 5").await.unwrap();
         let error = check(&mut c, Line::Outbox).await.unwrap_err();
-        assert!(matches!(error, Error::Unfinished { version: 2, .. }), "{error}");
+        assert!(matches!(error, Error::Unfinished { version: 5, .. }), "{error}");
 
-        c.execute("DELETE FROM outbox._migrations WHERE version = 2").await.unwrap();
+        c.execute("DELETE FROM outbox._migrations WHERE version = 5").await.unwrap();
         c.execute("UPDATE outbox._migrations SET checksum = '\\x00'").await.unwrap();
         let error = migrate_outbox(&mut c, None, None).await.unwrap_err();
         assert!(matches!(error, Error::Changed { version: 1, .. }), "{error}");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn messages_with_strange_times_do_not_keep_an_operator_from_migrating() {
+    fixture::outbox(async |db| {
+        let mut c = db.connect().await;
+        c.execute(
+            "ALTER TABLE outbox.message DROP CONSTRAINT created_at_from_1970_to_9999;
+             DROP TABLE outbox.stopped;
+             DELETE FROM outbox._migrations WHERE version >= 4;
+             INSERT INTO outbox.message (topic, created_at) VALUES ('t', 'infinity'), ('t', '1500-01-01'), ('t', '20000-01-01')",
+        )
+        .await
+        .unwrap();
+
+        let applied = migrate_outbox(&mut c, None, None).await.unwrap();
+
+        assert_eq!(applied.versions, [4]);
+        assert_eq!(check(&mut c, Line::Outbox).await.unwrap(), State::Current);
+        let kept: i64 = value(&mut c, "SELECT count(*) FROM outbox.message").await;
+        assert_eq!(kept, 3);
+        let more = "INSERT INTO outbox.message (topic, created_at) VALUES ('t', 'infinity')";
+        let constraint = Some("created_at_from_1970_to_9999".to_owned());
+        assert_eq!(refusal(&mut c, more).await, ("23514".to_owned(), constraint));
     })
     .await;
 }

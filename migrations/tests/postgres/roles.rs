@@ -74,8 +74,10 @@ async fn a_producer_can_do_nothing_else() {
 /// Every privilege of every group role, as `role table: privileges`, columns in brackets.
 const OUTBOX_GRANTS: &str = "\
 baton_operator _migrations: SELECT
+baton_operator advance: SELECT
 baton_operator audit: INSERT SELECT
 baton_operator cursor: SELECT
+baton_operator fence: SELECT
 baton_operator message: SELECT
 baton_operator message_0: SELECT
 baton_operator message_1: SELECT
@@ -85,11 +87,14 @@ baton_operator parked: SELECT UPDATE
 baton_operator relay: SELECT
 baton_operator settings: SELECT
 baton_operator shard: SELECT
+baton_operator stopped: SELECT
 baton_operator token: SELECT
 baton_producer message: INSERT(id,idempotency_key,topic,key,type,payload,headers) SELECT(id)
 baton_readonly _migrations: SELECT
+baton_readonly advance: SELECT
 baton_readonly audit: SELECT
 baton_readonly cursor: SELECT
+baton_readonly fence: SELECT
 baton_readonly message: SELECT
 baton_readonly message_0: SELECT
 baton_readonly message_1: SELECT
@@ -99,10 +104,13 @@ baton_readonly parked: SELECT
 baton_readonly relay: SELECT
 baton_readonly settings: SELECT
 baton_readonly shard: SELECT
+baton_readonly stopped: SELECT
 baton_readonly token: SELECT
 baton_relay _migrations: SELECT
+baton_relay advance: DELETE INSERT SELECT
 baton_relay audit: INSERT SELECT
-baton_relay cursor: SELECT UPDATE
+baton_relay cursor: SELECT
+baton_relay fence: SELECT UPDATE
 baton_relay message: SELECT
 baton_relay message_0: SELECT TRUNCATE
 baton_relay message_1: SELECT TRUNCATE
@@ -112,6 +120,7 @@ baton_relay parked: DELETE INSERT SELECT UPDATE
 baton_relay relay: DELETE INSERT SELECT UPDATE
 baton_relay settings: SELECT
 baton_relay shard: SELECT UPDATE
+baton_relay stopped: INSERT SELECT UPDATE
 baton_relay token: INSERT SELECT";
 const INBOX_GRANTS: &str = "\
 baton_consumer _migrations: SELECT

@@ -51,7 +51,7 @@ async fn an_unused_outbox_gets_another_number_of_shards_and_generations_never_fa
     fixture::outbox(async |db| {
         let mut c = db.connect().await;
         c.execute("UPDATE outbox.shard SET generation = 7 WHERE shard = 6").await.unwrap();
-        c.execute("UPDATE outbox.cursor SET position = 41 WHERE shard = 3").await.unwrap();
+        c.execute("UPDATE outbox.advance SET position = 41 WHERE shard = 3").await.unwrap();
         for n in [4, 16, 1, 1024] {
             let settings = migrate_outbox(&mut c, shards(n), None).await.unwrap().settings.unwrap();
             assert_eq!(settings.shards.get(), n);

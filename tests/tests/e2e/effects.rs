@@ -156,8 +156,9 @@ fn what_the_relay_publishes_twice_takes_effect_once() {
         relay().await?;
         site.pool()
             .execute(
-                r#"UPDATE outbox.cursor c SET "position" = s."position", snapshot = s.snapshot, ceiling = s.ceiling
-                   FROM saved s WHERE s.shard = c.shard"#,
+                r#"INSERT INTO outbox.advance (shard, number, generation, "position", snapshot, ceiling)
+                   SELECT s.shard, c.number + 1, c.generation, s."position", s.snapshot, s.ceiling
+                   FROM saved s JOIN outbox.cursor c USING (shard)"#,
             )
             .await?;
         relay().await?;

@@ -22,24 +22,27 @@ pub(crate) async fn watch_leases(site: &Site) -> Outcome {
             "CREATE SEQUENCE change;
              CREATE TABLE lease_change (n bigint DEFAULT nextval('change'), at timestamptz DEFAULT clock_timestamp(),
                  by text DEFAULT current_setting('application_name'), shard smallint, owner_before text, owner text,
-                 generation_before bigint, generation bigint, lease_until_before timestamptz, was_free boolean);
+                 generation_before bigint, generation bigint, lease_until_before timestamptz,
+                 lease_until timestamptz, was_free boolean);
              CREATE TABLE cursor_change (n bigint DEFAULT nextval('change'), by text DEFAULT current_setting('application_name'),
                  shard smallint, owner text, position_before bigint, position bigint);
              CREATE FUNCTION note_lease() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-                 INSERT INTO lease_change (shard, owner_before, owner, generation_before, generation, lease_until_before, was_free)
-                 VALUES (new.shard, old.owner, new.owner, old.generation, new.generation, old.lease_until,
+                 INSERT INTO lease_change (shard, owner_before, owner, generation_before, generation, lease_until_before, lease_until,
+                     was_free)
+                 VALUES (new.shard, old.owner, new.owner, old.generation, new.generation, old.lease_until, new.lease_until,
                          old.lease_until IS NULL OR old.lease_until <= clock_timestamp());
                  RETURN NULL;
              END $$;
              CREATE FUNCTION note_cursor() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-                 IF new.position <> old.position OR new.snapshot::text <> old.snapshot::text THEN
-                     INSERT INTO cursor_change (shard, owner, position_before, position)
-                     SELECT shard, owner, old.position, new.position FROM outbox.shard WHERE shard = new.shard;
-                 END IF;
+                 INSERT INTO cursor_change (shard, owner, position_before, position)
+                 SELECT s.shard, s.owner, before.position, new.position
+                 FROM outbox.shard s, LATERAL (SELECT position FROM outbox.advance WHERE shard = new.shard AND number < new.number
+                                               ORDER BY number DESC LIMIT 1) before
+                 WHERE s.shard = new.shard;
                  RETURN NULL;
              END $$;
              CREATE TRIGGER note AFTER UPDATE ON outbox.shard FOR EACH ROW EXECUTE FUNCTION note_lease();
-             CREATE TRIGGER note AFTER UPDATE ON outbox.cursor FOR EACH ROW EXECUTE FUNCTION note_cursor()",
+             CREATE TRIGGER note AFTER INSERT ON outbox.advance FOR EACH ROW EXECUTE FUNCTION note_cursor()",
         )
         .await?;
     Ok(())

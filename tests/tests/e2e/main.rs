@@ -4,25 +4,51 @@
 //! |---|---|
 //! | [`envelope`] | what is inserted by SQL alone is what any Kafka consumer reads |
 //! | [`late`] | what commits late, in every way there is, is published and in the order of its key |
+//! | [`bulk`] | one transaction's many late messages hold up nobody, in bounded memory |
+//! | [`memory`] | memory is bounded, and shards that stand still take nothing from the others |
 //! | [`partitions`] | keys land where Java's own producer puts them |
 //! | [`ownership`] | one owner a generation: kills, hand-overs, cut connections |
+//! | [`claims`] | the rules of ownership at their edges, by the relay's own statements |
+//! | [`takeover`] | how long nobody publishes a shard after a kill and after SIGTERM |
+//! | [`story`] | the recovery story, with a stopped and a killed process |
+//! | [`endurance`] | what an operator breaks for a moment is named and ridden out |
 //! | [`zombies`] | a relay stopped past its lease and continued changes nothing |
+//! | [`held`] | the fault table: each fault at each point of a relay's work |
 //! | [`refusals`] | what Kafka refuses stops its shard and nothing else |
+//! | [`lifecycles`] | the database knows the words of the lifecycles, and decides as the rule of a lease does |
 //! | [`status`] | the JSON of `baton status` |
+//! | [`seen`] | what a relay serves over HTTP, whatever is away |
 //! | [`effects`] | a consumer applies each message once, whatever it is fed and whenever it dies |
 //! | [`bad_input`] | one clear message, the right exit code, no password |
 //! | [`plans`] | what a poll costs does not depend on what waits or stays open |
-//! | [`under_fire`] | nothing is lost, forged or reordered while everything is killed; planted bugs are found |
+//! | [`ring`] | what an advance costs does not grow under a held snapshot |
+//! | [`faults`] | one fault at a time: servers that die, hang, answer slowly, refuse or forget |
+//! | [`guarantees`] | `docs/guarantees.md` promises nothing without a test |
+//! | [`under_fire`] | nothing is lost, forged or reordered while everything is killed |
+//! | [`planted`] | bugs planted into the relay are found, each as what it is |
 
 mod bad_input;
+mod bulk;
+mod claims;
 mod effects;
+mod endurance;
 mod envelope;
+mod faults;
+mod guarantees;
+mod held;
 mod late;
 mod leases;
+mod lifecycles;
+mod memory;
 mod ownership;
 mod partitions;
 mod plans;
+mod planted;
 mod refusals;
+mod ring;
+mod seen;
 mod status;
+mod story;
+mod takeover;
 mod under_fire;
 mod zombies;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use baton_tests::workload::{self, Workload};
-use baton_tests::{Harness, Load, Process, eventually, fail, figure, lasts, stays, test};
+use baton_tests::{Harness, Load, Outcome, Process, Site, eventually, fail, figure, lasts, stays, test};
 
 use crate::leases::{fill, lease_changes, shares, watch_leases};
 
@@ -54,6 +54,64 @@ fn each_generation_has_one_owner_and_is_never_given_out_again() {
 }
 
 #[test]
+fn three_relays_share_eight_shards_fairly_and_only_those_that_must_move_do() {
+    test(Duration::from_secs(90), Load::Light, async |harness: &mut Harness| {
+        let site = harness.site().await?;
+        watch_leases(&site).await?;
+        // A lease far longer than the test: what moves is handed over, not waited for.
+        let relay = |owner| site.relay(owner)?.env("BATON_LEASE__TTL", "60s").start();
+        let (_one, mut two) = (relay("one")?, relay("two")?);
+        eventually("two fair shares", PATIENCE, async || shares(&site, &[4, 4]).await).await?;
+
+        // One comes: two shards move, both to it.
+        let before = lease_changes(&site).await?.len();
+        let _three = relay("three")?;
+        eventually("three fair shares", PATIENCE, async || shares(&site, &[2, 3, 3]).await).await?;
+        let moved = Moves::since(&site, before).await?;
+        assert_eq!((moved.released, moved.claims), (2, vec![("three".to_owned(), 2)]));
+
+        // One goes: its own shards move, and no others.
+        let before = lease_changes(&site).await?.len();
+        assert!(two.terminate(PATIENCE).await?.success(), "{}", two.stderr());
+        eventually("two fair shares", PATIENCE, async || shares(&site, &[4, 4]).await).await?;
+        stays("the fair shares", Duration::from_secs(2), async || shares(&site, &[4, 4]).await).await?;
+        let moved = Moves::since(&site, before).await?;
+        assert_eq!((moved.released, moved.claims.iter().map(|(_, many)| many).sum::<usize>()), (3, 3));
+        Ok(())
+    });
+}
+
+/// Which leases were given back and which were won.
+struct Moves {
+    released: usize,
+    claims: Vec<(String, usize)>,
+}
+
+impl Moves {
+    async fn since(site: &Site, changes: usize) -> Outcome<Self> {
+        let mut moves = Self { released: 0, claims: Vec::new() };
+        let mut claims: BTreeMap<String, usize> = BTreeMap::new();
+        for change in lease_changes(site).await?.into_iter().skip(changes) {
+            match &change.owner {
+                None => {
+                    assert_eq!(
+                        change.generation, change.generation_before,
+                        "given back under another: {change:?}"
+                    );
+                    moves.released += 1;
+                }
+                Some(owner) if change.generation > change.generation_before => {
+                    *claims.entry(owner.clone()).or_default() += 1;
+                }
+                Some(_) => {}
+            }
+        }
+        moves.claims = claims.into_iter().collect();
+        Ok(moves)
+    }
+}
+
+#[test]
 fn sigterm_drains_and_hands_the_leases_back_so_that_another_takes_over_within_a_second() {
     test(Duration::from_secs(90), Load::Light, async |harness: &mut Harness| {
         let site = harness.site().await?;
@@ -67,6 +125,11 @@ fn sigterm_drains_and_hands_the_leases_back_so_that_another_takes_over_within_a_
 
         let status = leaving.terminate(Duration::from_secs(10)).await?;
         assert!(status.success(), "{status}: {}", leaving.stderr());
+        // Nobody leaves a share to it any more.
+        let listed: i64 = sqlx::query_scalar("SELECT count(*) FROM outbox.relay WHERE owner = 'leaving'")
+            .fetch_one(site.pool())
+            .await?;
+        assert_eq!(listed, 0, "it has ended, and is listed as living");
         eventually("the other to hold all", Duration::from_secs(2), async || shares(&site, &[8]).await)
             .await?;
         lasts("some load", Duration::from_secs(1)).await;
@@ -85,6 +148,17 @@ fn sigterm_drains_and_hands_the_leases_back_so_that_another_takes_over_within_a_
         .fetch_one(site.pool())
         .await?;
         assert!(gap < 1.0, "a shard was nobody's for {gap} s");
+        // Handed back under the generation it was held by; only the next claim raises it.
+        let given_back: Vec<(i64, i64)> = lease_changes(&site)
+            .await?
+            .iter()
+            .filter(|change| change.owner.is_none() && change.owner_before.as_deref() == Some("leaving"))
+            .map(|change| (change.generation_before, change.generation))
+            .collect();
+        assert!(
+            given_back.len() >= 4 && given_back.iter().all(|(before, after)| before == after),
+            "{given_back:?}"
+        );
         let (findings, _) =
             workload::judge(&workload::truth(&site, &topic).await?, &site.kafka().records(&topic).await?);
         assert!(findings.effects_are_right(), "a hand-over repeats nothing: {findings}");

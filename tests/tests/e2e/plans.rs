@@ -5,68 +5,165 @@
 
 use std::time::Duration;
 
-use baton_relay::cursor::Cursor;
+use baton_relay::cursor::{Cursor, Late, ReadAt};
 use baton_relay::read::{Ask, explain};
-use baton_tests::{Harness, Load, Outcome, Site, fail, figure, test};
+use baton_tests::{Harness, Load, Outcome, Place, Schema, Site, fail, figure, test};
 use futures_util::future::try_join_all;
 use serde_json::Value;
-use sqlx::{Executor, PgConnection};
+use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
+
+use crate::memory::full;
 
 const SHARDS: i64 = 8;
 /// Rows of one page, the relay's default.
 const PAGE: usize = 2_000;
 const OPEN: usize = 500;
-const WAITING: i64 = 2_000_000;
+/// What waits where the bar is measured, and what is consumed beside it elsewhere.
+const FEW: i64 = 100_000;
+const CONSUMED: i64 = 300_000;
 
 #[test]
-fn a_poll_touches_no_more_with_2_million_messages_waiting_or_500_transactions_open() {
+fn a_poll_that_returns_a_full_page_touches_as_much_whatever_else_waits_is_consumed_or_stays_open() {
+    let waiting: i64 = if full() { 10_000_000 } else { 1_000_000 };
+    test(
+        Duration::from_secs(if full() { 1_500 } else { 240 }),
+        Load::Alone,
+        async |harness: &mut Harness| {
+            let elsewhere = harness.site_at(&Place::shared()?, Schema::Empty).await?;
+            let site = harness.site().await?;
+            // Planned while all tables were empty; a relay's plan may be as old.
+            let mut early = site.connect().await?;
+            let start = cursors(&mut early).await?;
+            cost(&mut early, &start).await?;
+
+            let one_page = SHARDS * i64::try_from(PAGE)?;
+            insert(&site, 1, FEW).await?;
+            let (bar, rows) = cost(&mut early, &start).await?;
+            assert_eq!(rows, one_page, "a page a shard and no more");
+
+            let mut idle = elsewhere.connect().await?;
+            idle.execute("CREATE TABLE t (n int); BEGIN; INSERT INTO t VALUES (1)").await?;
+            let mut orphan = site.connect().await?;
+            orphan
+                .execute("BEGIN; INSERT INTO outbox.message (topic, key) VALUES ('topic', 'orphan')")
+                .await?;
+            let name = site.topic_name("orphan");
+            orphan.execute(AssertSqlSafe(format!("PREPARE TRANSACTION '{name}'"))).await?;
+            insert(&site, FEW + 1, CONSUMED).await?;
+            let open = open_transactions(&site).await?;
+            // Written while they were open, and after none that began later: each of them may still turn up late.
+            let among_open = cursors_now(&mut early, &start).await?;
+            insert(&site, CONSUMED + 1, CONSUMED + waiting).await?;
+
+            let mut fresh = site.connect().await?;
+            let mut costs = vec![
+                ("planned when empty", cost(&mut early, &among_open).await?),
+                ("planned now", cost(&mut fresh, &among_open).await?),
+                ("from the very first cursor", cost(&mut fresh, &start).await?),
+            ];
+            early.execute("ANALYZE outbox.message").await?;
+            costs.push(("after ANALYZE", cost(&mut fresh, &among_open).await?));
+            drop(open);
+            idle.execute("ROLLBACK").await?;
+
+            let shown: Vec<String> =
+                costs.iter().map(|(what, (buffers, _))| format!("{buffers} {what}")).collect();
+            figure(&format!(
+                "must show 4: buffers of a poll that returns a full page of each shard: {bar} with {FEW} waiting and nothing else; with an \
+             idle transaction in another database, an orphaned prepared one, {OPEN} open ones, {CONSUMED} consumed rows and {waiting} \
+             waiting: {}",
+                shown.join(", ")
+            ));
+            for (what, (buffers, rows)) in costs {
+                assert_eq!(rows, one_page, "{what}");
+                assert!(5 * buffers <= 6 * bar, "{what}: {buffers} buffers, {bar} without");
+            }
+            Ok(())
+        },
+    );
+}
+
+#[test]
+fn a_page_of_late_messages_touches_as_much_however_many_are_late() {
+    let late: i64 = if full() { 1_000_000 } else { 200_000 };
     test(Duration::from_secs(240), Load::Alone, async |harness: &mut Harness| {
         let site = harness.site().await?;
         let mut connection = site.connect().await?;
-        // As on the relay's own connections.
-        connection.execute("SET jit = off").await?;
         let start = cursors(&mut connection).await?;
-
         let one_page = SHARDS * i64::try_from(PAGE)?;
         insert(&site, 1, one_page).await?;
         let (bar, rows) = cost(&mut connection, &start).await?;
-        assert_eq!(rows, one_page, "exactly one page a shard waits");
-
-        let open = open_transactions(&site).await?;
-        let (with_open, rows) = cost(&mut connection, &start).await?;
         assert_eq!(rows, one_page);
-        // And from a cursor written while they were open: each of them may still turn up late.
-        let among_open = cursors_now(&mut connection, &start).await?;
-        insert(&site, one_page + 1, 2 * one_page).await?;
-        let (after_open, rows) = cost(&mut connection, &among_open).await?;
-        assert_eq!(rows, one_page);
-        drop(open);
 
-        insert(&site, 2 * one_page + 1, WAITING).await?;
-        let (unanalyzed, rows) = cost(&mut connection, &start).await?;
-        assert_eq!(rows, one_page, "a page a shard and no more");
-        connection.execute("ANALYZE outbox.message").await?;
-        let (analyzed, _) = cost(&mut connection, &start).await?;
-        // All but the last page consumed.
-        let near_the_end =
-            cursors_at(&mut connection, &start, WAITING + i64::try_from(OPEN)? - one_page).await?;
-        let (consumed, rows) = cost(&mut connection, &near_the_end).await?;
-        assert!(rows > one_page / 2, "{rows} rows");
-
-        figure(&format!(
-            "must show 7: buffers of a first poll: {bar} with one page a shard waiting; {unanalyzed} with 2,000,000 \
-             waiting ({analyzed} after ANALYZE); {with_open} with {OPEN} transactions open, {after_open} from a cursor \
-             written among them; {consumed} with all but the last page consumed"
-        ));
-        for (what, buffers) in [
-            ("2,000,000 waiting", unanalyzed),
-            ("2,000,000 waiting, analyzed", analyzed),
-            ("500 open transactions", with_open),
-            ("500 open transactions, begun before the cursor", after_open),
-            ("2,000,000 consumed", consumed),
-        ] {
-            assert!(buffers <= 2 * bar, "{what}: {buffers} buffers, {bar} without");
+        let (mut bulk, mut undone) = (site.connect().await?, site.connect().await?);
+        bulk.execute("BEGIN").await?;
+        undone.execute("BEGIN").await?;
+        enqueue(&site, &mut undone, 1, late).await?;
+        enqueue(&site, &mut bulk, 1, late).await?;
+        let xid: i64 =
+            sqlx::query_scalar("SELECT pg_current_xact_id()::text::bigint").fetch_one(&mut bulk).await?;
+        // A later one completes, so the cursor's snapshot names the two as running; and one in which it does not.
+        insert(&site, 1, SHARDS).await?;
+        let named = cursors_now(&mut connection, &start).await?;
+        let mut unnamed = named.clone();
+        for (_, cursor) in &mut unnamed {
+            (cursor.snapshot, cursor.ceiling) = (format!("{xid}:{xid}:"), (xid + 1).to_string());
         }
+        undone.execute("ROLLBACK").await?;
+        bulk.execute("COMMIT").await?;
+        insert(&site, 1, one_page).await?;
+
+        let (first, rows) = cost(&mut connection, &named).await?;
+        assert_eq!(rows, one_page, "a page a shard and no more");
+        let (from_unnamed, rows) = cost(&mut connection, &unnamed).await?;
+        assert_eq!(rows, one_page);
+        // In the middle of the bulk, whose positions begin after those of the one that was rolled back.
+        let read = read_at(&mut connection).await?;
+        let mut amid = named.clone();
+        for (_, cursor) in &mut amid {
+            *cursor = cursor.after(&read, one_page + late + late / 2);
+        }
+        let (in_the_middle, rows) = cost(&mut connection, &amid).await?;
+        assert_eq!(rows, one_page);
+        figure(&format!(
+            "buffers of a page of each shard: {bar} fresh; {first} of {late} late ones, {in_the_middle} in the middle of them, \
+             {from_unnamed} where the cursor's snapshot does not name their transaction"
+        ));
+        for (what, buffers) in [("first", first), ("in the middle", in_the_middle), ("unnamed", from_unnamed)]
+        {
+            assert!(2 * buffers <= 3 * bar, "{what}: {buffers} buffers, {bar} for fresh ones");
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn late_messages_are_found_across_a_multiple_of_2_to_the_31_transactions_and_not_taken_for_others() {
+    const PASSES: i64 = 1 << 31;
+    test(Duration::from_secs(60), Load::Light, async |harness: &mut Harness| {
+        let site = harness.site().await?;
+        let mut connection = site.connect().await?;
+        let key = site.key_of_each_shard().await?.swap_remove(0);
+        // Ids that this cluster has not come to: positions, snapshots and ids of a story two billion transactions long. The
+        // last two have the low bits of two that are looked for.
+        let ids = (PASSES - 3..PASSES + 3).chain([PASSES - 4, PASSES + 3, 2 * PASSES - 2, 2 * PASSES + 1]);
+        for xid in ids.chain([0]) {
+            sqlx::query("INSERT INTO outbox.message (xid, topic, key) VALUES ($1::text::xid8, 'topic', $2)")
+                .bind(xid.to_string())
+                .bind(&key)
+                .execute(&mut connection)
+                .await?;
+        }
+        let snapshot = format!("{0}:{0}:", PASSES - 3);
+        let shown = format!("{0}:{0}:", 4 * PASSES + 9);
+        let cursor = Cursor {
+            position: 1_000,
+            snapshot,
+            ceiling: (PASSES + 3).to_string(),
+            late: Some(Late { snapshot: shown, position: 0 }),
+        };
+        let (_, rows) = measure(&mut connection, &[ask(0, &cursor)]).await?;
+        assert_eq!(rows, 6, "those from xmax to the ceiling");
         Ok(())
     });
 }
@@ -94,21 +191,29 @@ fn an_idle_poll_does_not_touch_the_table() {
 
 /// Messages `first..=last`, spread evenly over the shards, a thousand a transaction at first and more later on.
 async fn insert(site: &Site, first: i64, last: i64) -> Outcome {
-    let keys = site.key_of_each_shard().await?;
+    let mut connection = site.connect().await?;
     let chunk = ((last - first) / 16).max(1_000);
     for from in (first..=last).step_by(usize::try_from(chunk)?) {
-        sqlx::query(
-            "INSERT INTO outbox.message (topic, key, payload)
-             SELECT 'topic', ($1::text[])[1 + i % $2], convert_to(lpad(i::text, 100, '0'), 'UTF8')
-             FROM generate_series($3::bigint, $4) i",
-        )
-        .bind(&keys)
-        .bind(SHARDS)
-        .bind(from)
-        .bind((from + chunk - 1).min(last))
-        .execute(site.pool())
-        .await?;
+        enqueue(site, &mut connection, from, (from + chunk - 1).min(last)).await?;
     }
+    connection.close().await?;
+    Ok(())
+}
+
+/// The same in one statement of this connection's.
+async fn enqueue(site: &Site, connection: &mut PgConnection, first: i64, last: i64) -> Outcome {
+    let keys = site.key_of_each_shard().await?;
+    sqlx::query(
+        "INSERT INTO outbox.message (topic, key, payload)
+         SELECT 'topic', ($1::text[])[1 + i % $2], convert_to(lpad(i::text, 100, '0'), 'UTF8')
+         FROM generate_series($3::bigint, $4) i",
+    )
+    .bind(&keys)
+    .bind(SHARDS)
+    .bind(first)
+    .bind(last)
+    .execute(connection)
+    .await?;
     Ok(())
 }
 
@@ -163,12 +268,7 @@ async fn cursors_now(connection: &mut PgConnection, shards: &Cursors) -> Outcome
 }
 
 async fn cursors_at(connection: &mut PgConnection, shards: &Cursors, position: i64) -> Outcome<Cursors> {
-    let (snapshot, ceiling): (String, String) = sqlx::query_as(
-        "SELECT s::text, (pg_snapshot_xmax(s)::text::bigint + age(pg_snapshot_xmax(s)::xid))::text
-         FROM pg_current_snapshot() s",
-    )
-    .fetch_one(connection)
-    .await?;
+    let ReadAt { snapshot, ceiling } = read_at(connection).await?;
     Ok(shards
         .iter()
         .map(|(shard, _)| {
@@ -176,6 +276,16 @@ async fn cursors_at(connection: &mut PgConnection, shards: &Cursors, position: i
             (*shard, Cursor { position, snapshot, ceiling, late: None })
         })
         .collect())
+}
+
+async fn read_at(connection: &mut PgConnection) -> Outcome<ReadAt> {
+    let (snapshot, ceiling) = sqlx::query_as(
+        "SELECT s::text, (pg_snapshot_xmax(s)::text::bigint + age(pg_snapshot_xmax(s)::xid))::text
+         FROM pg_current_snapshot() s",
+    )
+    .fetch_one(connection)
+    .await?;
+    Ok(ReadAt { snapshot, ceiling })
 }
 
 fn ask(shard: i16, cursor: &Cursor) -> Ask<'_> {

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use baton_tests::{Harness, Load, Outcome, Process, Record, Site, eventually, fail, stays, test};
+use baton_tests::{
+    Harness, Load, Outcome, Place, Process, Record, Schema, Site, eventually, fail, stays, test,
+};
 
 const PATIENCE: Duration = Duration::from_secs(40);
 
@@ -107,6 +109,37 @@ fn nothing_of_its_key_overtakes_a_message_that_is_too_large_for_its_topic() {
         stays("nothing overtaking it", Duration::from_secs(4), async || {
             let seen = site.kafka().count(&topic).await?;
             if seen == 0 { Ok(()) } else { fail!("{seen} records") }
+        })
+        .await
+    });
+}
+
+#[test]
+fn records_that_a_compacted_topic_refuses_among_good_ones_of_their_batch_are_named() {
+    test(Duration::from_secs(120), Load::Light, async |harness: &mut Harness| {
+        let site = harness.site_at(&Place::shared()?, Schema::Both { shards: 1 }).await?;
+        let topic = site.topic_with("compact", 1, &[("cleanup.policy", "compact")]).await?;
+        sqlx::query(
+            "INSERT INTO outbox.message (topic, key, payload)
+             SELECT $1, CASE WHEN i IN (1, 6) THEN 'A' END, convert_to(i::text, 'UTF8') FROM generate_series(1, 6) i",
+        )
+        .bind(&topic)
+        .execute(site.pool())
+        .await?;
+        let relay = site.relay("relay")?.start()?;
+        let id: String = sqlx::query_scalar("SELECT id::text FROM outbox.message WHERE payload = '2'")
+            .fetch_one(site.pool())
+            .await?;
+        says_loudly(&relay, &[&id, &topic, "invalid_record", "compact wants a key"]).await?;
+        eventually("the one before it and nothing behind it", PATIENCE, async || {
+            let seen = payloads(&site.kafka().records(&topic).await?);
+            if seen == ["1"] { Ok(()) } else { fail!("{seen:?}") }
+        })
+        .await?;
+        site.kafka().set_topic(&topic, &[("cleanup.policy", "delete")]).await?;
+        eventually("everything", PATIENCE, async || {
+            let seen = payloads(&site.kafka().records(&topic).await?);
+            if seen == ["1", "2", "3", "4", "5", "6"] { Ok(()) } else { fail!("{seen:?}") }
         })
         .await
     });

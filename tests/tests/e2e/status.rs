@@ -46,10 +46,145 @@ fn status_json_has_exactly_the_documented_members() {
         })
         .await?;
         let words = site.baton(&["status"])?.finish(PATIENCE).await?.success()?;
-        let first = words.lines().next().unwrap_or_default();
+        let mut lines = words.lines();
+        let (first, second) = (lines.next().unwrap_or_default(), lines.next().unwrap_or_default());
         assert!(first.contains("oldest waiting message"), "the oldest age comes first: {words}");
+        assert_eq!(second, "expired leases: 8", "{words}");
+        // Of an expired lease: who held it, by which generation, and since when it is nobody's.
+        let of_last_owner =
+            words.lines().filter(|line| line.contains("the-relay") && line.contains("expired ")).count();
+        assert_eq!(of_last_owner, 8, "{words}");
+        let expired = status(&site).await?;
+        for shard in shards(&expired) {
+            assert!(shard["owner"] == "the-relay" && shard["generation"] == 1, "{shard}");
+            assert!(shard["lease_left_seconds"].as_f64().is_some_and(|left| left < 0.0), "{shard}");
+        }
         Ok(())
     });
+}
+
+#[test]
+fn of_a_stopped_shard_status_says_which_transition_of_which_message_why_and_under_which_generation() {
+    test(Duration::from_secs(120), Load::Light, async |harness: &mut Harness| {
+        let site = harness.site().await?;
+        let missing = site.topic_name("missing");
+        let key = &site.key_of_each_shard().await?[5];
+        let id: String = sqlx::query_scalar(
+            "INSERT INTO outbox.message (topic, key, payload) VALUES ($1, $2, 'x') RETURNING id::text",
+        )
+        .bind(&missing)
+        .bind(key)
+        .fetch_one(site.pool())
+        .await?;
+        let mut relay = site.relay("first")?.start()?;
+        let stopped = stopped_after(&site, 2).await?;
+        assert_eq!(shape(&stopped), documented_stop());
+        for (member, expected) in [
+            ("transition", json!("pending → published")),
+            ("id", json!(id)),
+            ("topic", json!(missing)),
+            ("key", json!(key)),
+            ("cause", json!("unknown_topic")),
+            ("advice", json!("create the topic")),
+            ("generation", json!(1)),
+            ("can_run_again", json!(true)),
+        ] {
+            assert_eq!(stopped[member], expected, "{member}");
+        }
+        let time = |member: &str| stopped[member].as_str().unwrap_or_default().to_owned();
+        assert!(time("first_failed_at") < time("last_failed_at"), "{stopped}");
+        assert!(time("last_failed_at") < time("next_attempt_at"), "{stopped}");
+        assert!(time("first_failed_at").ends_with('Z'), "{stopped}");
+
+        // The relay that stopped is gone, without a farewell: it is still known.
+        relay.kill().await?;
+        let (first_failed_at, attempts) = (time("first_failed_at"), attempts(&stopped));
+        let words = site.baton(&["status"])?.finish(PATIENCE).await?.success()?;
+        for word in
+            [&id, &missing, "pending → published", "unknown_topic", "generation 1", "create the topic"]
+        {
+            assert!(words.contains(word), "{word:?} is missing: {words}");
+        }
+
+        // The next owner goes on counting for the same message, under its own generation.
+        let relay = site.relay("second")?.start()?;
+        let stopped = stopped_after(&site, attempts + 1).await?;
+        assert_eq!(stopped["id"], json!(id));
+        assert_eq!(stopped["generation"], json!(2), "{stopped}");
+        assert_eq!(stopped["first_failed_at"], json!(first_failed_at));
+
+        // Mended, it flows, and nothing has to be taken away for status to say so.
+        assert_eq!(site.topic("missing", 1).await?, missing);
+        site.emptied().await?;
+        let flowing = status(&site).await?;
+        assert!(shards(&flowing).all(|shard| shard["stopped"].is_null()), "{flowing}");
+        drop(relay);
+        Ok(())
+    });
+}
+
+#[test]
+fn another_message_that_stops_the_same_shard_is_counted_from_one() {
+    test(Duration::from_secs(90), Load::Light, async |harness: &mut Harness| {
+        let site = harness.site().await?;
+        let key = &site.key_of_each_shard().await?[2];
+        for label in ["one", "other"] {
+            sqlx::query("INSERT INTO outbox.message (topic, key, payload) VALUES ($1, $2, 'x')")
+                .bind(site.topic_name(label))
+                .bind(key)
+                .execute(site.pool())
+                .await?;
+        }
+        let _relay = site.relay("relay")?.start()?;
+        let stopped = stopped_after(&site, 2).await?;
+        assert_eq!(stopped["topic"], json!(site.topic_name("one")));
+        // An owner who takes the message away takes its stop away with it.
+        sqlx::query("DELETE FROM outbox.message WHERE topic = $1")
+            .bind(site.topic_name("one"))
+            .execute(site.pool())
+            .await?;
+        let stopped = eventually("the other message to be the one", PATIENCE, async || {
+            let stopped = stop(&site).await?;
+            match &stopped {
+                Some(stop) if stop["topic"] == json!(site.topic_name("other")) => Ok(stop.clone()),
+                _ => fail!("{stopped:?}"),
+            }
+        })
+        .await?;
+        assert_eq!(stopped["attempts"], json!(1), "{stopped}");
+        assert_eq!(stopped["first_failed_at"], stopped["last_failed_at"], "{stopped}");
+        Ok(())
+    });
+}
+
+/// What stops the one shard that is stopped.
+async fn stop(site: &Site) -> Outcome<Option<Value>> {
+    let status = status(site).await?;
+    let mut stopped = shards(&status).map(|shard| &shard["stopped"]).filter(|stopped| !stopped.is_null());
+    Ok(stopped.next().cloned())
+}
+
+/// The same, once it was tried so often.
+async fn stopped_after(site: &Site, attempts_at_least: i64) -> Outcome<Value> {
+    eventually("a stopped shard in status", PATIENCE, async || match stop(site).await? {
+        Some(stopped) if attempts(&stopped) >= attempts_at_least => Ok(stopped),
+        other => fail!("{other:?}"),
+    })
+    .await
+}
+
+fn attempts(stopped: &Value) -> i64 {
+    stopped["attempts"].as_i64().unwrap_or_default()
+}
+
+/// The shape of a stop: a public format.
+fn documented_stop() -> Value {
+    json!({
+        "transition": "string", "id": "string", "position": "number", "topic": "string", "key": "string",
+        "cause": "string", "error": "string", "advice": "string", "generation": "number", "attempts": "number",
+        "first_failed_at": "string", "last_failed_at": "string", "next_attempt_at": "string",
+        "age_seconds": "number", "can_run_again": "bool",
+    })
 }
 
 async fn status(site: &Site) -> Outcome<Value> {
@@ -66,7 +201,7 @@ fn documented(age: &str, owner: &str, lease: &str) -> Value {
     let shard = json!({
         "shard": "number", "owner": owner, "generation": "number", "lease_left_seconds": lease,
         "cursor": {"position": "number", "snapshot": "string", "ceiling": "string", "late": "null"},
-        "lag_messages": "number", "lag_seconds": age,
+        "lag_messages": "number", "lag_seconds": age, "stopped": "null",
     });
     json!({
         "oldest_pending_age_seconds": age,

@@ -8,23 +8,22 @@
 //! ```
 //!
 //! The table at the end is the truth: with `synchronous_commit = off` a crash takes commits back, and what is on the topic
-//! but no more in the table is a phantom. The same story with a bug planted into the relays must be found guilty.
-//! `BATON_TEST_SEED` repeats a seed.
+//! but no more in the table is a phantom. [`crate::planted`] shows
+//! that bugs are found. `BATON_TEST_SEED` repeats a seed.
 
 use std::time::Duration;
 
 use baton_tests::ledger::Findings;
 use baton_tests::workload::{self, Done, Workload, Writers};
 use baton_tests::{
-    Flush, Harness, Launch, Load, Outcome, OwnStack, Process, Schema, Site, eventually, fail, figure, lasts,
-    program, test,
+    Flush, Harness, Load, Outcome, OwnStack, Process, Schema, Site, eventually, fail, figure, lasts, test,
 };
 use fastrand::Rng;
 
 #[test]
 fn nothing_is_lost_forged_or_reordered_while_relays_broker_and_database_are_killed() {
     test(Duration::from_secs(240), Load::Alone, async |harness: &mut Harness| {
-        let mut story = Story::begin(harness, Relays::Shipped, true).await?;
+        let mut story = Story::begin(harness).await?;
         story.chaos(Duration::from_secs(12)).await?;
         story.broker_away(Duration::from_secs(15)).await?;
         story.chaos(Duration::from_secs(2)).await?;
@@ -52,47 +51,11 @@ fn nothing_is_lost_forged_or_reordered_while_relays_broker_and_database_are_kill
     });
 }
 
-#[test]
-fn a_naive_cursor_planted_into_the_relay_is_found_to_lose_messages() {
-    test(Duration::from_secs(150), Load::Alone, async |harness: &mut Harness| {
-        let mut story = Story::begin(harness, Relays::Planted("naive-cursor"), false).await?;
-        story.chaos(Duration::from_secs(8)).await?;
-        let end = story.end_without_verdict_of_its_own().await?;
-        end.report("must show 4, naive cursor planted", "");
-        assert!(!end.findings.lost.is_empty(), "nothing lost: {}", end.findings);
-        Ok(())
-    });
-}
-
-#[test]
-fn a_finite_message_timeout_planted_into_the_relay_is_found_to_reorder_messages() {
-    test(Duration::from_secs(180), Load::Alone, async |harness: &mut Harness| {
-        let mut story = Story::begin(harness, Relays::Planted("finite-message-timeout"), false).await?;
-        lasts("some load", Duration::from_secs(2)).await;
-        story.broker_away_without_chaos(Duration::from_secs(15)).await?;
-        lasts("some load", Duration::from_secs(2)).await;
-        let end = story.end_without_verdict_of_its_own().await?;
-        end.report("must show 4, finite message.timeout.ms planted", "");
-        assert!(!end.findings.out_of_order.is_empty(), "nothing out of order: {}", end.findings);
-        Ok(())
-    });
-}
-
-/// Which program publishes.
-#[derive(Debug, Clone, Copy)]
-enum Relays {
-    /// `baton relay`.
-    Shipped,
-    /// One with a bug.
-    Planted(&'static str),
-}
-
 struct Story {
     stack: OwnStack,
     site: Site,
     topic: String,
     writers: Writers,
-    kind: Relays,
     relays: Vec<Process>,
     random: Rng,
     seed: u64,
@@ -108,7 +71,7 @@ struct End {
 }
 
 impl Story {
-    async fn begin(harness: &mut Harness, kind: Relays, asynchronous: bool) -> Outcome<Self> {
+    async fn begin(harness: &mut Harness) -> Outcome<Self> {
         let seed = match std::env::var("BATON_TEST_SEED") {
             Ok(seed) => seed.parse()?,
             Err(_) => fastrand::u64(..1_000_000),
@@ -117,33 +80,22 @@ impl Story {
         let stack = OwnStack::up().await?;
         let site = harness.site_at(stack.place(), Schema::Both { shards: 8 }).await?;
         let topic = site.topic("fire", 3).await?;
-        let writers = Workload { asynchronous, ..Workload::new(seed, &topic) }.start(&site).await?;
+        let writers = Workload { asynchronous: true, ..Workload::new(seed, &topic) }.start(&site).await?;
         let mut story = Self {
             stack,
             site,
             topic,
             writers,
-            kind,
             relays: Vec::new(),
             random: Rng::with_seed(seed),
             seed,
             kills: 0,
         };
         for number in 0..3 {
-            let relay = story.relay(&format!("relay-{number}"))?.start()?;
+            let relay = story.site.relay(&format!("relay-{number}"))?.start()?;
             story.relays.push(relay);
         }
         Ok(story)
-    }
-
-    fn relay(&self, owner: &str) -> Outcome<Launch> {
-        match self.kind {
-            Relays::Shipped => self.site.relay(owner),
-            Relays::Planted(plant) => {
-                let launch = self.site.launch(owner, program("planted_relay")?).arg(plant);
-                Ok(self.site.as_relay(launch, owner))
-            }
-        }
     }
 
     /// Kills a relay every one to three seconds and starts it anew, by the same name or by another.
@@ -163,7 +115,7 @@ impl Story {
             } else {
                 format!("relay-{victim}-{}", self.kills)
             };
-            self.relays[victim] = self.relay(&owner)?.start()?;
+            self.relays[victim] = self.site.relay(&owner)?.start()?;
             self.supervise()?;
         }
         Ok(())
@@ -178,7 +130,7 @@ impl Story {
             if status.code() != Some(1) || !words.contains("did not answer") {
                 fail!("relay {number} ended by itself with {status}: {words}");
             }
-            self.relays[number] = self.relay(&format!("relay-{number}"))?.start()?;
+            self.relays[number] = self.site.relay(&format!("relay-{number}"))?.start()?;
         }
         Ok(())
     }
@@ -198,12 +150,6 @@ impl Story {
         self.stack.repair().await
     }
 
-    async fn broker_away_without_chaos(&mut self, period: Duration) -> Outcome {
-        self.stack.kill_broker().await?;
-        lasts("the broker's absence", period).await;
-        self.stack.repair().await
-    }
-
     /// Lets all heal, drains with a fourth relay that ends by itself, and judges.
     async fn end(mut self) -> Outcome<End> {
         let done = self.writers.stop().await?;
@@ -217,26 +163,6 @@ impl Story {
             let status = relay.exited(Duration::from_secs(20)).await?;
             assert!(status.success(), "{} drained with {status}", relay.name());
         }
-        judge(&self.site, &self.topic, done, self.kills, self.seed).await
-    }
-
-    /// The same for relays that are wrong, and may think that they are done when they are not: waits until the topic has
-    /// not grown for three seconds.
-    async fn end_without_verdict_of_its_own(mut self) -> Outcome<End> {
-        let done = self.writers.stop().await?;
-        let mut last = (0, tokio::time::Instant::now());
-        eventually("the topic to stop growing", Duration::from_secs(60), async || {
-            let count = self.site.kafka().count(&self.topic).await?;
-            if count != last.0 {
-                last = (count, tokio::time::Instant::now());
-            }
-            if last.1.elapsed() < Duration::from_secs(3) {
-                fail!("{count} records, grown {:?} ago", last.1.elapsed());
-            }
-            Ok(())
-        })
-        .await?;
-        drop(self.relays);
         judge(&self.site, &self.topic, done, self.kills, self.seed).await
     }
 }

@@ -126,7 +126,7 @@ async fn succession(harness: &Harness, site: &Site, topic: &str, heir: &str) -> 
     Ok(Succession { zombie, heir, before })
 }
 
-async fn no_cursor_went_back(site: &Site) -> Outcome {
+pub(crate) async fn no_cursor_went_back(site: &Site) -> Outcome {
     let back: i64 = sqlx::query_scalar("SELECT count(*) FROM cursor_change WHERE position < position_before")
         .fetch_one(site.pool())
         .await?;

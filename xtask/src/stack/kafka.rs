@@ -58,6 +58,8 @@ pub(crate) fn prepare(stack: &Path, record: &Record) -> Result<Service> {
             &[
                 ("port", &record.kafka_port.to_string()),
                 ("controller_port", &record.controller_port.to_string()),
+                ("proxied_port", &record.proxied_port.to_string()),
+                ("proxy_port", &record.proxy_port.to_string()),
                 ("data", &data.display().to_string()),
             ],
         ),
@@ -114,10 +116,17 @@ mod tests {
 
     #[test]
     fn the_configuration_says_what_the_tests_rely_on() {
-        let text = fill(SERVER, &[("port", "1"), ("controller_port", "2"), ("data", "/d")]);
+        let values = [
+            ("port", "1"),
+            ("controller_port", "2"),
+            ("proxied_port", "3"),
+            ("proxy_port", "4"),
+            ("data", "/d"),
+        ];
+        let text = fill(SERVER, &values);
         for line in [
             "auto.create.topics.enable=false",
-            "advertised.listeners=PLAINTEXT://127.0.0.1:1",
+            "advertised.listeners=PLAINTEXT://127.0.0.1:1,PROXIED://127.0.0.1:4",
             "controller.quorum.voters=1@127.0.0.1:2",
             "log.dirs=/d",
         ] {

@@ -141,6 +141,8 @@ pub(crate) fn fresh(stack: &Path) -> Result<Record> {
         postgres_port: 0,
         kafka_port: 0,
         controller_port: 0,
+        proxied_port: 0,
+        proxy_port: 0,
     };
     choose_ports(stack, &mut record, false, false)?;
     Ok(record)
@@ -150,18 +152,21 @@ pub(crate) fn fresh(stack: &Path) -> Result<Record> {
 fn choose_ports(stack: &Path, record: &mut Record, postgres_runs: bool, kafka_runs: bool) -> Result<()> {
     let free = |port: u16| port != 0 && ports::becomes_free(port);
     let keep_postgres = postgres_runs || free(record.postgres_port);
-    let keep_kafka = kafka_runs || (free(record.kafka_port) && free(record.controller_port));
+    // The port for a proxy is not asked for: a test's proxy may be listening on it.
+    let keep_kafka =
+        kafka_runs || [record.kafka_port, record.controller_port, record.proxied_port].into_iter().all(free);
     if !keep_postgres || !keep_kafka {
-        let [first, second, third] = ports::choose(
+        let [first, second, third, fourth, fifth] = ports::choose(
             files::digest(&stack.display().to_string()),
             // Kept but not listened on yet, these would look free.
-            &[record.postgres_port, record.kafka_port, record.controller_port],
+            &[record.postgres_port, record.kafka_port, record.controller_port, record.proxied_port],
         )?;
         if !keep_postgres {
             record.postgres_port = first;
         }
         if !keep_kafka {
             (record.kafka_port, record.controller_port) = (second, third);
+            (record.proxied_port, record.proxy_port) = (fourth, fifth);
         }
     }
     record.database_url = postgres::url(record.postgres_port);

@@ -12,21 +12,20 @@ use crate::error::{Error, Result};
 
 const FIRST: u16 = 15_000;
 
-/// Three different free ports, none of those in `kept`, searched from a start that `seed` decides.
-pub(crate) fn choose(seed: u64, kept: &[u16]) -> Result<[u16; 3]> {
+/// Different free ports, none of those in `kept`, searched from a start that `seed` decides.
+pub(crate) fn choose<const COUNT: usize>(seed: u64, kept: &[u16]) -> Result<[u16; COUNT]> {
     let end = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range")
         .ok()
         .and_then(|range| range.split_whitespace().next()?.parse().ok())
         .filter(|first_ephemeral| *first_ephemeral > FIRST + 1000)
         .unwrap_or(32_768);
     let count = u64::from(end - FIRST);
-    let mut free = (0..count)
+    let free: Vec<u16> = (0..count)
         .filter_map(|step| u16::try_from(u64::from(FIRST) + (seed % count + step) % count).ok())
-        .filter(|port| !kept.contains(port) && is_free(*port));
-    match (free.next(), free.next(), free.next()) {
-        (Some(first), Some(second), Some(third)) => Ok([first, second, third]),
-        _ => Err(Error::failed(format!("no free port from {FIRST} to {end} on 127.0.0.1"))),
-    }
+        .filter(|port| !kept.contains(port) && is_free(*port))
+        .take(COUNT)
+        .collect();
+    free.try_into().map_err(|_| Error::failed(format!("no free port from {FIRST} to {end} on 127.0.0.1")))
 }
 
 /// Whether a server could listen there now.
@@ -53,11 +52,11 @@ mod tests {
 
     #[test]
     fn chosen_ports_differ_and_skip_taken_ones() {
-        let [first, ..] = choose(7, &[]).unwrap();
+        let [first, ..] = choose::<3>(7, &[]).unwrap();
         let _taken = TcpListener::bind((Ipv4Addr::LOCALHOST, first)).unwrap();
-        let ports = choose(7, &[]).unwrap();
+        let ports = choose::<3>(7, &[]).unwrap();
         assert!(!ports.contains(&first), "{ports:?}");
         assert!(ports[0] != ports[1] && ports[1] != ports[2]);
-        assert!(!choose(7, &ports).unwrap().iter().any(|port| ports.contains(port)));
+        assert!(!choose::<3>(7, &ports).unwrap().iter().any(|port| ports.contains(port)));
     }
 }

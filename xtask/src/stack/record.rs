@@ -32,6 +32,10 @@ pub(crate) struct Record {
     pub(crate) postgres_port: u16,
     pub(crate) kafka_port: u16,
     pub(crate) controller_port: u16,
+    /// Kafka's second listener, and the port it advertises for it, where a test may put a proxy before it. 0 in the
+    /// record of a stack that has none.
+    pub(crate) proxied_port: u16,
+    pub(crate) proxy_port: u16,
 }
 
 impl Record {
@@ -77,7 +81,8 @@ impl Record {
         };
         format!(
             "made_in={}\nway={way}\ndatabase_url={}\nkafka_brokers={}\nmark={}\npostgres={}\n\
-             postgres_home={}\npostgres_port={}\nkafka_port={}\ncontroller_port={}\n",
+             postgres_home={}\npostgres_port={}\nkafka_port={}\ncontroller_port={}\nproxied_port={}\n\
+             proxy_port={}\n",
             stack.display(),
             self.database_url,
             self.kafka_brokers,
@@ -87,6 +92,8 @@ impl Record {
             self.postgres_port,
             self.kafka_port,
             self.controller_port,
+            self.proxied_port,
+            self.proxy_port,
         )
     }
 
@@ -110,6 +117,8 @@ impl Record {
             postgres_port: value("postgres_port")?.parse().ok()?,
             kafka_port: value("kafka_port")?.parse().ok()?,
             controller_port: value("controller_port")?.parse().ok()?,
+            proxied_port: value("proxied_port").map_or(Some(0), |port| port.parse().ok())?,
+            proxy_port: value("proxy_port").map_or(Some(0), |port| port.parse().ok())?,
         };
         Some((value("made_in")?.into(), record))
     }
@@ -132,10 +141,20 @@ mod tests {
                 postgres_port: 1,
                 kafka_port: 2,
                 controller_port: 3,
+                proxied_port: 4,
+                proxy_port: 5,
             };
             let read = Record::parse(&record.print(Path::new("/s"))).unwrap();
             assert_eq!(read, (PathBuf::from("/s"), record));
         }
+    }
+
+    #[test]
+    fn a_record_from_before_the_second_listener_is_read() {
+        let old = "made_in=/s\nway=native\ndatabase_url=u\nkafka_brokers=b\nmark=m\npostgres=debian-15\n\
+                   postgres_home=/h\npostgres_port=1\nkafka_port=2\ncontroller_port=3\n";
+        let (_, record) = Record::parse(old).unwrap();
+        assert_eq!((record.controller_port, record.proxied_port, record.proxy_port), (3, 0, 0));
     }
 
     #[test]
