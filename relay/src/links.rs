@@ -3,11 +3,12 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use baton_protocol::envelope::Envelope;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use uuid::Uuid;
 
+use crate::cursor::Cursor;
 use crate::fenced::{Fences, Operation};
 use crate::health::Beat;
 use crate::metrics::Metrics;
@@ -95,6 +96,21 @@ pub(crate) struct Links {
 }
 
 impl Links {
+    /// Asks for the cursor to be written.
+    pub(crate) async fn advance(&self, cursor: Cursor) -> oneshot::Receiver<advance::Outcome> {
+        let (reply, receiver) = oneshot::channel();
+        let request = advance::Request {
+            shard: self.shard,
+            generation: self.generation,
+            token: self.token,
+            cursor,
+            reply,
+        };
+        // An advancer that is gone drops the reply.
+        drop(self.advances.send(request).await);
+        receiver
+    }
+
     /// A statement of this shard was refused: that ends it.
     pub(crate) fn fenced(&self, operation: Operation) -> Ended {
         self.fences.note(self.shard, self.generation, operation);

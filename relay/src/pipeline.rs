@@ -19,7 +19,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use crate::advance::{self, Outcome};
+use crate::advance::Outcome;
 use crate::budget::Held;
 use crate::cursor::{Cursor, ReadAt};
 use crate::database;
@@ -352,6 +352,14 @@ impl<'a> Pipeline<'a> {
             ) {
                 Route::To(partition) => Some(partition),
                 Route::Any => None,
+                // librdkafka, handed rows of a topic that it has not met, may take a second until it asks for itself.
+                Route::Unmet => {
+                    if self.checking.is_none() {
+                        self.checking = Some(topics::check(&self.publisher, topic));
+                    }
+                    self.hold = Hold::Unknown;
+                    break;
+                }
                 Route::After(number) => {
                     self.publisher.reports().window().wait_for(number);
                     self.hold = Hold::After(number);
@@ -537,7 +545,10 @@ impl<'a> Pipeline<'a> {
             self.hold = Hold::Nothing;
         }
         match seen {
-            Ok(Seen::Partitions(partitions)) => self.links.topics.learn(&topic, partitions),
+            Ok(Seen::Partitions(partitions)) => {
+                self.links.topics.learn(&topic, partitions);
+                self.routes.meet(&topic, partitions);
+            }
             Ok(Seen::Refused(cause)) => {
                 self.links.topics.forget(&topic);
                 // Found while rows of other topics were in hand: the next row of it asks again.
@@ -575,22 +586,5 @@ async fn until(instant: Option<Instant>) {
     match instant {
         Some(instant) => tokio::time::sleep_until(instant).await,
         None => std::future::pending().await,
-    }
-}
-
-impl Links {
-    /// Asks for the cursor to be written.
-    async fn advance(&self, cursor: Cursor) -> oneshot::Receiver<Outcome> {
-        let (reply, receiver) = oneshot::channel();
-        let request = advance::Request {
-            shard: self.shard,
-            generation: self.generation,
-            token: self.token,
-            cursor,
-            reply,
-        };
-        // An advancer that is gone drops the reply.
-        drop(self.advances.send(request).await);
-        receiver
     }
 }

@@ -35,6 +35,8 @@ pub(crate) enum Route {
     To(u32),
     /// To any: the row has no key.
     Any,
+    /// Not before this producer has asked the broker about the topic.
+    Unmet,
     /// Not before the row of this number is acknowledged.
     After(u64),
     /// Not before all that is in flight is acknowledged: the topic has another number of partitions than it had.
@@ -63,11 +65,8 @@ impl Routes {
         now: Instant,
         acked: impl FnOnce(u64) -> bool,
     ) -> Route {
+        let Some(known) = self.0.get_mut(topic) else { return Route::Unmet };
         let Some(key) = key else { return Route::Any };
-        let Some(known) = self.0.get_mut(topic) else {
-            self.resize(topic, partitions);
-            return Route::To(partition::of_key(key, partitions));
-        };
         if let Some(from) = u32::try_from(known.len()).ok().and_then(NonZeroU32::new)
             && from != partitions
         {
@@ -92,6 +91,13 @@ impl Routes {
                 Partition::Closed | Partition::Opening(..) => Partition::Opening(number, now),
                 Partition::Open(_) => Partition::Open(now),
             };
+        }
+    }
+
+    /// The producer has asked about the topic, and nothing was handed over for it yet.
+    pub(crate) fn meet(&mut self, topic: &str, partitions: NonZeroU32) {
+        if !self.0.contains_key(topic) {
+            self.resize(topic, partitions);
         }
     }
 
@@ -138,6 +144,7 @@ mod tests {
             forgets_after in 61u64..100,
         ) {
             let (mut routes, mut broker) = (Routes::default(), Broker::default());
+            routes.meet("t", ONE);
             let (mut now, mut appended) = (Instant::now(), Instant::now());
             let (mut handed, mut answered, mut acked) = (0u64, 0u64, Vec::<u64>::new());
             for (hand_over, refuses, seconds) in steps {
@@ -173,6 +180,10 @@ mod tests {
     fn rows_without_a_key_and_rows_of_other_partitions_do_not_wait() {
         let (mut routes, now) = (Routes::default(), Instant::now());
         let twelve = NonZeroU32::new(12).unwrap();
+        assert_eq!(routes.route("t", twelve, Some(b"21"), now, |_| false), Route::Unmet);
+        assert_eq!(routes.route("t", twelve, None, now, |_| false), Route::Unmet);
+        routes.meet("t", twelve);
+        routes.meet("other", ONE);
         let Route::To(first) = routes.route("t", twelve, Some(b"21"), now, |_| false) else { panic!() };
         routes.gone("t", first, 0, now);
         assert_eq!(routes.route("t", twelve, Some(b"21"), now, |_| false), Route::After(0));
@@ -192,7 +203,7 @@ mod tests {
     fn another_number_of_partitions_waits_for_what_is_in_flight() {
         let (mut routes, now) = (Routes::default(), Instant::now());
         let (two, three) = (NonZeroU32::new(2).unwrap(), NonZeroU32::new(3).unwrap());
-        routes.route("t", two, Some(b"k"), now, |_| false);
+        routes.meet("t", two);
         let resized = Route::Resized { from: two, to: three };
         assert_eq!(routes.route("t", three, Some(b"k"), now, |_| true), resized);
         routes.resize("t", three);
