@@ -7,6 +7,8 @@ WITH lease AS (
     SET owner = $2, generation = generation + 1,
         lease_until = clock_timestamp() + make_interval(secs => $4::double precision / 1000)
     WHERE shard = $1
+      -- Without a token a lease would be taken that nothing can be published under.
+      AND EXISTS (SELECT FROM outbox.token)
       AND (lease_until IS NULL OR lease_until <= clock_timestamp() OR (owner = $2 AND generation = $3))
     RETURNING shard, generation
 )

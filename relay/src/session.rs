@@ -266,6 +266,7 @@ impl Session<'_> {
                 }
             }
             Decision::Claim(many) => {
+                lease::ensure_token(&mut self.connection, self.patience).await?;
                 // Relays that start together look at the free shards from different ends.
                 let from =
                     owner.bytes().fold(0usize, |sum, b| sum.wrapping_mul(31).wrapping_add(usize::from(b)));

@@ -189,6 +189,41 @@ fn an_idle_poll_does_not_touch_the_table() {
     });
 }
 
+#[test]
+fn a_look_at_the_status_and_one_at_what_is_left_touch_little_however_much_is_consumed() {
+    const LOOKS: [&str; 2] = [
+        include_str!("../../../relay/queries/status_shards.sql"),
+        include_str!("../../../relay/queries/outbox_pending_shards.sql"),
+    ];
+    test(Duration::from_secs(60), Load::Light, async |harness: &mut Harness| {
+        let site = harness.site().await?;
+        let mut connection = site.connect().await?;
+        insert(&site, 1, 40_000).await?;
+        // Everything is consumed, at a snapshot that leaves ids up to the ceiling to look for.
+        sqlx::query(
+            "INSERT INTO outbox.advance (shard, number, generation, position, snapshot, ceiling)
+             SELECT shard, number + 1, generation, 40000, pg_current_snapshot(),
+                    (pg_snapshot_xmax(pg_current_snapshot())::text::bigint + 100)::text::xid8 FROM outbox.cursor",
+        )
+        .execute(&mut connection)
+        .await?;
+        connection.execute("VACUUM ANALYZE outbox.message").await?;
+        for look in LOOKS {
+            let asked = look.replace("$1::pg_snapshot", "pg_current_snapshot()").replace("$2", "40000");
+            let plan: Value =
+                sqlx::query_scalar(AssertSqlSafe(format!("EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {asked}")))
+                    .fetch_one(&mut connection)
+                    .await?;
+            let plan = &plan[0]["Plan"];
+            let buffers =
+                ["Shared Hit Blocks", "Shared Read Blocks"].map(|kind| plan[kind].as_i64().unwrap_or(0));
+            let touched: i64 = buffers.iter().sum();
+            assert!((1..500).contains(&touched), "{touched} buffers: {plan:#}");
+        }
+        Ok(())
+    });
+}
+
 /// Messages `first..=last`, spread evenly over the shards, a thousand a transaction at first and more later on.
 async fn insert(site: &Site, first: i64, last: i64) -> Outcome {
     let mut connection = site.connect().await?;
