@@ -344,10 +344,8 @@ impl Case {
         let (least, most) = match (self.point, self.fault) {
             // A relay that has not noticed yet that its database went may begin to hand over.
             (Point::P0 | Point::P1 | Point::P2, Fault::Kill | Fault::Sleep | Fault::Terminate) => (0, 0),
-            // A first row opens its partition, so fewer than half a page may be on their way by then.
-            (Point::P3, Fault::Kill) => (1, bound / 2),
-            // Slow ones write a cursor in the middle of their page.
-            (Point::P4, Fault::Kill) => (1, bound),
+            (Point::P3, Fault::Kill) => (bound / 2, bound / 2),
+            (Point::P4, Fault::Kill) => (bound, bound),
             _ => (0, bound),
         };
         assert!((least..=most).contains(&repeated), "{words}: a shard repeated {repeated}: {shards:?}");
