@@ -122,7 +122,22 @@ pub(crate) async fn durable_cursor(
     Ok(Cursor { position, snapshot, ceiling, late })
 }
 
-/// Says that this relay lives and extends its leases. Returned are the shards that still are its own.
+/// Says that this relay lives.
+pub(crate) async fn heartbeat(
+    connection: &mut PgConnection,
+    owner: &str,
+    ttl: Duration,
+    patience: Duration,
+) -> Result<(), Error> {
+    let beat = sqlx::query(include_str!("../queries/relay_heartbeat.sql"))
+        .bind(owner)
+        .bind(millis(ttl))
+        .execute(connection);
+    answer("the heartbeat", patience, beat).await?;
+    Ok(())
+}
+
+/// Extends leases. Returned are the shards that still are this relay's own.
 pub(crate) async fn renew(
     connection: &mut PgConnection,
     owner: &str,
@@ -130,11 +145,6 @@ pub(crate) async fn renew(
     ttl: Duration,
     patience: Duration,
 ) -> Result<Vec<i16>, Error> {
-    let beat = sqlx::query(include_str!("../queries/relay_heartbeat.sql"))
-        .bind(owner)
-        .bind(millis(ttl))
-        .execute(&mut *connection);
-    answer("the heartbeat", patience, beat).await?;
     if held.is_empty() {
         return Ok(Vec::new());
     }
@@ -171,7 +181,18 @@ pub(crate) async fn release(
     Ok(if row.is_some() { Released::Done } else { Released::Fenced })
 }
 
-/// Takes this relay out of the fair share.
+/// Takes this relay out of the fair share, while it still drains what it holds.
+pub(crate) async fn say_farewell(
+    connection: &mut PgConnection,
+    owner: &str,
+    patience: Duration,
+) -> Result<(), Error> {
+    let asked = sqlx::query(include_str!("../queries/relay_farewell.sql")).bind(owner).execute(connection);
+    answer("saying farewell", patience, asked).await?;
+    Ok(())
+}
+
+/// Takes this relay off the list of those that live.
 pub(crate) async fn leave(
     connection: &mut PgConnection,
     owner: &str,

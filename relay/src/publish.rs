@@ -5,6 +5,7 @@
 //! awaited, and it is destroyed. It is never used again after a failure: what follows a gap must not overtake it.
 
 use std::num::NonZeroU32;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -183,6 +184,8 @@ pub(crate) struct Publisher {
     producer: ThreadedProducer<Context>,
     reports: Arc<Reports>,
     envelope: Arc<Envelope>,
+    /// Whether the broker has been asked about a topic over this producer's connections.
+    met: AtomicBool,
 }
 
 impl Publisher {
@@ -196,7 +199,7 @@ impl Publisher {
             &settings.producer_config(),
             Context(Arc::clone(&reports)),
         )?;
-        Ok(Self { producer, reports, envelope })
+        Ok(Self { producer, reports, envelope, met: AtomicBool::new(false) })
     }
 
     pub(crate) fn reports(&self) -> &Arc<Reports> {
@@ -264,6 +267,11 @@ impl Publisher {
     /// # Errors
     /// When the broker does not answer in time, or cannot tell for now: then nothing is known.
     pub(crate) fn topic(&self, topic: &str, patience: Duration) -> Result<Seen, KafkaError> {
+        if !self.met.swap(true, Ordering::Relaxed) {
+            // Its first answer makes librdkafka drop the bootstrap connection, often before it has asked for its producer id
+            // over it; that would wait for a timer of half a second, or for an answer over a connection that stays.
+            self.producer.client().fetch_metadata(Some(topic), patience)?;
+        }
         let metadata = self.producer.client().fetch_metadata(Some(topic), patience)?;
         let Some(found) = metadata.topics().iter().find(|t| t.name() == topic) else {
             return Ok(Seen::Refused(Cause::UnknownTopic));

@@ -89,8 +89,8 @@ struct Held {
     trust: watch::Sender<Instant>,
 }
 
-/// Whether this relay has taken itself out of the fair share. Locked during a heartbeat, so that none comes after the
-/// farewell: the others would leave half of the shards to a relay that is gone, until that heartbeat runs out.
+/// Whether this relay has said farewell. Locked during a heartbeat, so that none comes after it: the others would leave half
+/// of the shards to a relay that is gone, until that heartbeat runs out.
 type HasLeft = Arc<tokio::sync::Mutex<bool>>;
 
 type HeldShards = Arc<Mutex<BTreeMap<i16, Held>>>;
@@ -207,7 +207,6 @@ impl Session<'_> {
                 && self.shards.is_empty()
             {
                 let closed = closed.clone();
-                *self.has_left.lock().await = true;
                 lease::leave(&mut self.connection, &self.process.settings.owner, self.patience).await?;
                 return Ok(closed);
             }
@@ -218,7 +217,7 @@ impl Session<'_> {
                     Err(panic) => return Err(Error::Answer { operation: "publishing a shard", what: panic.to_string() }),
                 },
                 Some(report) = self.stops.1.recv() => self.write_stop(&report).await?,
-                () = shutdown.as_mut(), if self.closing.is_none() => self.close(Closed::Shutdown),
+                () = shutdown.as_mut(), if self.closing.is_none() => self.close(Closed::Shutdown).await?,
                 () = tokio::time::sleep_until(look_at), if self.closing.is_none() => {
                     let next_expiry = self.share().await?;
                     look_at = Instant::now()
@@ -226,20 +225,22 @@ impl Session<'_> {
                     self.process.claimed = true;
                     self.process.health.looked(Instant::now());
                     if let Some(closed) = self.emptied().await? {
-                        self.close(closed);
+                        self.close(closed).await?;
                     }
                 }
             }
         }
     }
 
-    /// Asks every shard to finish what is in flight.
-    fn close(&mut self, closed: Closed) {
+    /// Asks every shard to finish what is in flight, and tells the other relays that each is theirs once it has.
+    async fn close(&mut self, closed: Closed) -> Result<(), Error> {
         self.closing = Some(closed);
         self.process.health.ends();
         for held in lock(&self.held).values() {
             held.order.send_replace(Order::Drain);
         }
+        *self.has_left.lock().await = true;
+        lease::say_farewell(&mut self.connection, &self.process.settings.owner, self.patience).await
     }
 
     /// Takes back the shards that the lease table still gives to this process.
@@ -252,15 +253,15 @@ impl Session<'_> {
 
     /// Takes or gives shards towards the fair share. Returned: until the first lease of another relay runs out.
     async fn share(&mut self) -> Result<Option<Duration>, Error> {
-        if lock(&self.held).values().any(|h| *h.order.borrow() == Order::Drain) {
-            return Ok(None);
-        }
         let owner = self.process.settings.owner.clone();
         let overview = lease::overview(&mut self.connection, &owner, self.patience).await?;
         match overview.decide(&owner, self.outbox.shards) {
             Decision::Keep => {}
             Decision::Release(many) => {
-                for (shard, held) in lock(&self.held).iter().rev().take(many) {
+                let held = lock(&self.held);
+                let (draining, running): (Vec<_>, Vec<_>) =
+                    held.iter().rev().partition(|(_, held)| *held.order.borrow() == Order::Drain);
+                for (shard, held) in running.into_iter().take(many.saturating_sub(draining.len())) {
                     tracing::info!(shard, generation = held.generation, "handing the shard to another relay");
                     held.order.send_replace(Order::Drain);
                 }
@@ -466,15 +467,15 @@ async fn renew(
         tick.tick().await;
         beat.at(Instant::now());
         let has_left = has_left.lock().await;
-        if *has_left {
-            continue;
+        if !*has_left {
+            lease::heartbeat(&mut connection, &settings.owner, settings.lease_ttl, patience).await?;
         }
+        drop(has_left);
         let asked_for: Vec<(i16, i64)> =
             lock(&held).iter().map(|(shard, h)| (*shard, h.generation)).collect();
         let asked = Instant::now();
         let renewed =
             lease::renew(&mut connection, &settings.owner, &asked_for, settings.lease_ttl, patience).await?;
-        drop(has_left);
         let held = lock(&held);
         for (shard, generation) in asked_for {
             let Some(lease) = held.get(&shard).filter(|h| h.generation == generation) else { continue };

@@ -168,6 +168,41 @@ fn sigterm_drains_and_hands_the_leases_back_so_that_another_takes_over_within_a_
 }
 
 #[test]
+fn a_relay_says_farewell_before_it_drains_and_what_another_still_drains_is_not_kept_for_it() {
+    test(Duration::from_secs(60), Load::Light, async |harness: &mut Harness| {
+        let site = harness.site().await?;
+        watch_leases(&site).await?;
+        // One that has said farewell and takes long over its last shard.
+        sqlx::raw_sql(
+            "INSERT INTO outbox.relay (owner, live_until) VALUES ('slow', '-infinity');
+             UPDATE outbox.shard SET owner = 'slow', lease_until = clock_timestamp() + '10 min' WHERE shard = 3;
+             CREATE TABLE relay_change (n bigint DEFAULT nextval('change'), owner text, leaving boolean);
+             CREATE FUNCTION note_relay() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+                 INSERT INTO relay_change (owner, leaving) VALUES (new.owner, new.live_until = '-infinity');
+                 RETURN NULL;
+             END $$;
+             CREATE TRIGGER note AFTER UPDATE ON outbox.relay FOR EACH ROW EXECUTE FUNCTION note_relay();",
+        )
+        .execute(site.pool())
+        .await?;
+        let mut heir = site.relay("heir")?.start()?;
+        eventually("all but the drained one", PATIENCE, async || shares(&site, &[1, 7]).await).await?;
+        assert!(heir.terminate(PATIENCE).await?.success());
+        let (farewell, released, beats): (i64, i64, i64) = sqlx::query_as(
+            "SELECT (SELECT min(n) FROM relay_change WHERE owner = 'heir' AND leaving),
+                    (SELECT max(n) FROM lease_change WHERE owner IS NULL AND owner_before = 'heir'),
+                    (SELECT count(*) FROM relay_change r WHERE owner = 'heir' AND NOT leaving
+                     AND n > (SELECT min(n) FROM relay_change WHERE owner = 'heir' AND leaving))",
+        )
+        .fetch_one(site.pool())
+        .await?;
+        assert!(farewell < released, "it told the others only once it had drained everything");
+        assert_eq!(beats, 0, "it counted itself among the living again");
+        Ok(())
+    });
+}
+
+#[test]
 fn a_killed_relays_shards_are_taken_over_within_a_second_of_the_leases_end() {
     test(Duration::from_secs(60), Load::Light, async |harness: &mut Harness| {
         let site = harness.site().await?;
