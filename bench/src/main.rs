@@ -1,49 +1,59 @@
 //! Benchmarks, each beside its limit in the same run.
 //!
-//! Absolute figures mean little on small shared machines: what is printed last is a ratio. `drain` publishes the same rows
-//! in turn through the relay and through the *bare pipe*, which is one binary `COPY` straight into one producer with the
-//! same settings and headers and nothing else. Both are timed by the broker: records over last minus first append time.
+//! ```text
+//! lab: the two servers ▶ arena: a database, a topic ▶ benches: side, limit, side, limit … ▶ report
+//!                                                       └▶ process: the relay and the limits as processes of their own
+//! ```
+//!
+//! Absolute figures mean little on small shared machines: what is printed last is a ratio, and what is printed before it are
+//! CPU seconds, bytes and counts. `bench/README.md` says how to read them.
 
 mod arena;
-mod pipe;
+mod benches;
+mod broker;
+mod lab;
+mod limits;
+mod measure;
+mod proc;
+mod process;
+mod report;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{Parser, ValueEnum as _};
+use tokio::signal::unix::{SignalKind, signal};
 
-use arena::{Arena, Result};
+use benches::Bench;
+use lab::{Lab, Result, Tier};
+use limits::Limit;
 
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 /// Benchmarks on the Postgres and Kafka that DATABASE_URL and KAFKA_BROKERS name.
 #[derive(Debug, Parser)]
+#[command(args_conflicts_with_subcommands = true)]
 struct Cli {
+    /// Which; without a name all, one after the other
+    name: Option<Bench>,
+    /// Exit 1 when a recorded bar is missed
+    #[arg(long)]
+    check: bool,
+    /// About a minute for one; its result goes to target/bench instead of bench/results
+    #[arg(long)]
+    quick: bool,
     #[command(subcommand)]
-    bench: Bench,
-}
-
-#[derive(Debug, Subcommand)]
-enum Bench {
-    /// A backlog through the relay, against the bare pipe
-    Drain {
-        /// Messages of about 200 bytes
-        #[arg(long, default_value_t = 500_000)]
-        messages: i64,
-        /// Keys
-        #[arg(long, default_value_t = 10_000)]
-        keys: i64,
-        /// Pairs of runs, interleaved
-        #[arg(long, default_value_t = 5)]
-        runs: usize,
-    },
+    limit: Option<Limit>,
 }
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    let Bench::Drain { messages, keys, runs } = Cli::parse().bench;
-    match drain(messages, keys, runs).await {
-        Ok(()) => ExitCode::SUCCESS,
+    let done = tokio::select! {
+        done = run(Cli::parse()) => done,
+        told = told_to_end() => Err(told),
+    };
+    match done {
+        Ok(code) => code,
         Err(error) => {
             eprintln!("bench: {error}");
             ExitCode::FAILURE
@@ -51,28 +61,37 @@ async fn main() -> ExitCode {
     }
 }
 
-async fn drain(messages: i64, keys: i64, runs: usize) -> Result<()> {
-    let arena = Arena::open().await?;
-    arena.fill(messages, keys).await?;
-    let mut ratios = Vec::new();
-    for run in 1..=runs {
-        let pipe = arena.timed(messages, pipe::run(&arena)).await?;
-        arena.rewind().await?;
-        let relay = arena.timed(messages, arena.relay()).await?;
-        println!(
-            "run {run}: pipe {:.0}/s ({:.2} s cpu), relay {:.0}/s ({:.2} s cpu), ratio {:.2}",
-            pipe.rate,
-            pipe.cpu,
-            relay.rate,
-            relay.cpu,
-            relay.rate / pipe.rate
-        );
-        ratios.push(relay.rate / pipe.rate);
+/// Whoever is told to end drops, and so kills, what it started.
+async fn told_to_end() -> Box<dyn std::error::Error + Send + Sync> {
+    match (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) {
+        (Ok(mut terminate), Ok(mut interrupt)) => {
+            tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
+            "told to end; what is left in the database and on the broker goes with the next run".into()
+        }
+        (Err(error), _) | (_, Err(error)) => error.into(),
     }
-    arena.close().await?;
-    ratios.sort_by(f64::total_cmp);
-    let median = ratios.get(ratios.len() / 2).copied().unwrap_or(0.0);
-    let (min, max) = (ratios.first().copied().unwrap_or(0.0), ratios.last().copied().unwrap_or(0.0));
-    println!("bench drain: ratio {median:.2} (relay / bare pipe; min {min:.2}, max {max:.2})");
-    Ok(())
+}
+
+async fn run(cli: Cli) -> Result<ExitCode> {
+    if let Some(limit) = cli.limit {
+        limits::run(limit).await?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let tier = if cli.quick { Tier::Quick } else { Tier::Full };
+    let mut missed = Vec::new();
+    for bench in cli.name.map_or_else(|| Bench::value_variants().to_vec(), |name| vec![name]) {
+        let lab = Lab::open(tier).await?;
+        let report = bench.run(&lab).await?;
+        let path = report.save(&lab)?;
+        println!("{}", path.display());
+        report.print();
+        if !report.is_met() {
+            missed.push(bench);
+        }
+    }
+    if cli.check && !missed.is_empty() {
+        eprintln!("bench: bars were missed by {missed:?}");
+        return Ok(ExitCode::FAILURE);
+    }
+    Ok(ExitCode::SUCCESS)
 }

@@ -55,6 +55,30 @@ pub(crate) enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Examine database, outbox and broker: each finding with what to do, the worst first; exit 1 if one must be mended
+    Doctor {
+        /// From which age on an open or prepared transaction is a finding
+        #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = ValueParser::from(span))]
+        older_than: Duration,
+        /// Print JSON instead of lines
+        #[arg(long)]
+        json: bool,
+    },
+    /// Accept an outbox that was restored or replicated from another cluster; stop the relays first
+    Rebase {
+        /// Change nothing; show what would be done and how many messages may go twice
+        #[arg(long)]
+        dry_run: bool,
+    },
+    /// Show who changed what by these commands, when, and how many, newest first
+    Audit {
+        /// Print JSON instead of a table
+        #[arg(long)]
+        json: bool,
+        /// How many changes to show
+        #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
+        limit: u32,
+    },
     /// Show the effective configuration and where each value comes from, secrets masked
     Config {
         /// Print JSON instead of a table
@@ -125,6 +149,11 @@ fn shards(text: &str) -> Result<NonZeroU16, String> {
         .ok()
         .filter(|n| n.get() <= 1024)
         .ok_or_else(|| "must be a whole number from 1 to 1024".to_owned())
+}
+
+fn span(text: &str) -> Result<Duration, String> {
+    let Span(length) = text.parse::<Span>().map_err(|e| e.to_string())?;
+    Ok(length)
 }
 
 fn slot_period(text: &str) -> Result<Duration, String> {

@@ -155,7 +155,8 @@ impl Effective {
         self.validate(&self.settings_without_addresses())
     }
 
-    fn settings_without_addresses(&self) -> Settings {
+    /// The same but for where database and brokers are, unchecked.
+    pub(crate) fn settings_without_addresses(&self) -> Settings {
         let Config { relay, lease, poll, publish, http, kafka, .. } = &self.config;
         let defaults = Settings::default();
         Settings {

@@ -4,13 +4,16 @@ use std::str::FromStr as _;
 use std::time::Duration;
 
 use sqlx::postgres::PgConnectOptions;
-use sqlx::{Connection as _, PgConnection};
+use sqlx::{ConnectOptions as _, Connection as _, PgConnection};
 
 use crate::config::{DatabaseUrl, is_secret};
 use crate::failure::Failure;
 
 /// How long a server may take to answer: enough for a TLS handshake over a slow link, short enough to wait for.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// From when on a statement is noted, for whoever debugs.
+const SLOW: Duration = Duration::from_secs(1);
 
 /// Why there is no connection. None of these holds the URL, which may hold a password.
 #[derive(Debug, thiserror::Error)]
@@ -25,7 +28,9 @@ pub(crate) enum Error {
     Unreachable { place: String, origin: String, source: sqlx::Error },
     #[error("Postgres at {place} does not answer within {} s (from {origin}); does it run there, and are host and port right", PATIENCE.as_secs())]
     Silent { place: String, origin: String },
-    #[error("Postgres at {place} does not let user {user} in (from {origin}); check user and password")]
+    #[error(
+        "Postgres at {place} does not let user {user} in (from {origin}); check user and password, and that it is a role with LOGIN"
+    )]
     Refused { place: String, user: String, origin: String, source: sqlx::Error },
     #[error("Postgres at {place} has no such database (from {origin}); create it, or check the name")]
     NoDatabase { place: String, origin: String, source: sqlx::Error },
@@ -50,7 +55,10 @@ impl From<Error> for Failure {
 /// # Cancel safety
 /// Safe: a connection that is being made is dropped.
 pub(crate) async fn connect(database: &DatabaseUrl) -> Result<PgConnection, Error> {
-    let options = options(database)?;
+    // How long a statement takes is the command's to say, in its own words.
+    // pgbouncer refuses a parameter that it does not know.
+    let options = options(database)?.extra_float_digits(None);
+    let options = options.log_slow_statements(tracing::log::LevelFilter::Debug, SLOW);
     let place = place(&options);
     let origin = database.origin.clone();
     match tokio::time::timeout(PATIENCE, PgConnection::connect_with(&options)).await {

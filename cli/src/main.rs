@@ -4,11 +4,14 @@
 //! (done), 1 (failed) or 2 (usage or configuration). Errors and logs go to stderr. No output ever holds a password.
 
 mod args;
+mod audit;
 mod config;
 mod database;
+mod doctor;
 mod failure;
 mod logging;
 mod migrate;
+mod rebase;
 mod relay;
 mod signals;
 mod status;
@@ -69,6 +72,9 @@ fn run(cli: &Cli, format: &mut LogFormat) -> Result<(), Failure> {
             Command::Migrate { line } => migrate::run(&config, line).await,
             Command::Relay { until_empty } => relay::run(&config, *until_empty).await,
             Command::Status { json } => status::run(&config, *json).await,
+            Command::Rebase { dry_run } => rebase::run(&config, *dry_run).await,
+            Command::Audit { json, limit } => audit::run(&config, *json, *limit).await,
+            Command::Doctor { older_than, json } => doctor::run(&config, *older_than, *json).await,
             Command::Config { json } => show(&config, *json),
         }
     })

@@ -18,6 +18,18 @@ pub(crate) enum NotCurrent {
     Ahead { line: Line, applied: i64, newest: i64 },
 }
 
+impl NotCurrent {
+    /// What is wrong with a database in this state, if anything is.
+    pub(crate) fn of(line: Line, state: State) -> Option<Self> {
+        match state {
+            State::Current => None,
+            State::Missing => Some(Self::Missing(line)),
+            State::Behind { applied, newest } => Some(Self::Behind { line, applied, newest }),
+            State::Ahead { applied, newest } => Some(Self::Ahead { line, applied, newest }),
+        }
+    }
+}
+
 impl From<NotCurrent> for Failure {
     fn from(error: NotCurrent) -> Self {
         Self::failed(error)
@@ -60,12 +72,7 @@ async fn say_current(connection: &mut sqlx::PgConnection, line: Line) -> Result<
 
 /// Refuses a database that this binary does not fit.
 pub(crate) async fn require_current(connection: &mut sqlx::PgConnection, line: Line) -> Result<(), Failure> {
-    match check(connection, line).await? {
-        State::Current => Ok(()),
-        State::Missing => Err(NotCurrent::Missing(line).into()),
-        State::Behind { applied, newest } => Err(NotCurrent::Behind { line, applied, newest }.into()),
-        State::Ahead { applied, newest } => Err(NotCurrent::Ahead { line, applied, newest }.into()),
-    }
+    NotCurrent::of(line, check(connection, line).await?).map_or(Ok(()), |problem| Err(problem.into()))
 }
 
 fn report(applied: &Applied) -> String {

@@ -24,6 +24,7 @@ impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         match error {
             Error::Settings(_) | Error::Database(database::Error::Url) => Self::usage(error),
+            Error::Http(ref unheard) if unheard.is_setting() => Self::usage(error),
             _ => Self::failed(error),
         }
     }

@@ -23,12 +23,22 @@ pub(crate) async fn run(config: &Effective, json: bool) -> Result<(), Failure> {
 }
 
 fn for_people(status: &Status) -> String {
+    let stopped: Vec<String> =
+        status.shards.iter().filter_map(|shard| Some(stopped_line(shard, shard.stopped.as_ref()?))).collect();
     let pending = &status.pending;
     let about = if pending.exact { "" } else { "about " };
-    let mut text = match status.oldest_pending_age_seconds {
+    let mut text = String::new();
+    if !stopped.is_empty() {
+        text.push_str(&format!(
+            "stopped shards: {} of {}, each behind a message that Kafka refuses (see below)\n",
+            stopped.len(),
+            status.shards.len()
+        ));
+    }
+    text.push_str(&match status.oldest_pending_age_seconds {
         Some(age) => format!("oldest waiting message: {} ({about}{} waiting)\n", seconds(age), pending.count),
         None => "oldest waiting message: none waits\n".to_owned(),
-    };
+    });
     text.push_str(&format!("expired leases: {}\n", status.expired_leases));
     let parked = &status.parked;
     text.push_str(&format!(
@@ -75,13 +85,42 @@ fn for_people(status: &Status) -> String {
         numbers("oldest"),
     ];
     text.push_str(&render(columns, &rows));
-    let stopped: Vec<String> =
-        status.shards.iter().filter_map(|shard| Some(stopped_line(shard, shard.stopped.as_ref()?))).collect();
+    text.push('\n');
+    text.push_str(&leaves(status));
     if !stopped.is_empty() {
-        text.push_str(&format!("\nstopped shards: {}\n", stopped.len()));
+        text.push_str("\nstopped shards:\n");
         text.extend(stopped);
     }
     text
+}
+
+/// Where the space of the table goes, and why it is not given back yet.
+fn leaves(status: &Status) -> String {
+    let rows: Vec<_> = status
+        .leaves
+        .iter()
+        .map(|leaf| {
+            let kept = match &leaf.kept {
+                Some(kept) => kept.words.clone(),
+                None if leaf.current => "written to now".to_owned(),
+                None => "-".to_owned(),
+            };
+            [
+                leaf.slot.to_string(),
+                bytes(leaf.bytes),
+                leaf.oldest_consumed_at.clone().unwrap_or_else(|| "-".to_owned()),
+                kept,
+            ]
+        })
+        .collect();
+    render([numbers("leaf"), numbers("size"), words("oldest kept"), words("not truncated because")], &rows)
+}
+
+fn bytes(bytes: i64) -> String {
+    match bytes {
+        0..0x10_0000 => format!("{} KiB", bytes >> 10),
+        _ => format!("{} MiB", bytes >> 20),
+    }
 }
 
 /// How long a lease lasts, or for how long its last owner has not renewed it.
@@ -104,13 +143,17 @@ fn stopped_line(shard: &Shard, stopped: &Stopped) -> String {
         }
     };
     let next = match shard.lease_left_seconds {
-        Some(left) if left > 0.0 => format!("it is tried again at {next_attempt_at}"),
+        Some(left) if left > 0.0 && stopped.next_attempt_in_seconds > 0.0 => {
+            format!("it is tried again at {next_attempt_at}")
+        }
+        Some(left) if left > 0.0 => format!("another try is due since {next_attempt_at}"),
         _ => "no relay holds the shard to try it again".to_owned(),
     };
     format!(
-        "  shard {}: {id} (topic {topic}, {key}) stopped at {transition}: {cause}, refused {attempts} times in {}, last under \
+        "  shard {}: {id} (topic {topic}, {key}) stopped at {transition}: {cause}, refused {attempts} {} in {}, last under \
          generation {generation}: {error}\n    to do: {}; {next}\n",
         shard.shard,
+        if *attempts == 1 { "time" } else { "times" },
         seconds(stopped.age_seconds),
         stopped.advice.unwrap_or("see the relay's log"),
     )

@@ -23,8 +23,10 @@ GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA outbox TO baton_producer, baton_relay, 
 GRANT INSERT (topic, key, payload, headers, type, idempotency_key, id) ON outbox.message TO baton_producer;
 GRANT SELECT (id) ON outbox.message TO baton_producer;
 GRANT SELECT ON ALL TABLES IN SCHEMA outbox TO baton_relay, baton_operator, baton_readonly;
+-- To see that the sequence is ahead of every position in use.
+GRANT SELECT ON SEQUENCE outbox.message_position_seq TO baton_relay, baton_operator, baton_readonly;
 GRANT UPDATE ON outbox.shard, outbox.fence TO baton_relay;
-GRANT INSERT, DELETE ON outbox.advance TO baton_relay;
+GRANT INSERT, DELETE ON outbox.advance, outbox.milestone TO baton_relay;
 GRANT INSERT ON outbox.token TO baton_relay;
 GRANT INSERT, UPDATE ON outbox.stopped TO baton_relay;
 GRANT INSERT, UPDATE, DELETE ON outbox.relay, outbox.parked TO baton_relay;

@@ -9,9 +9,11 @@ WHERE r.oid IS NULL
           WHEN 'baton_producer' THEN has_column_privilege(r.oid, 'outbox.message', 'payload', 'INSERT')
           WHEN 'baton_relay' THEN (
               SELECT bool_and(has_table_privilege(r.oid, 'outbox.' || needed.name, needed.privilege))
-              FROM (VALUES ('settings', 'SELECT'), ('message', 'SELECT'), ('shard', 'SELECT'), ('shard', 'UPDATE'),
+              FROM (VALUES ('settings', 'SELECT'), ('message', 'SELECT'), ('message_position_seq', 'SELECT'), ('shard', 'SELECT'), ('shard', 'UPDATE'),
                            ('fence', 'SELECT'), ('fence', 'UPDATE'), ('cursor', 'SELECT'), ('advance', 'SELECT'),
                            ('advance', 'INSERT'), ('advance', 'DELETE'), ('token', 'SELECT'), ('token', 'INSERT'),
+                           ('milestone', 'SELECT'), ('milestone', 'INSERT'), ('milestone', 'DELETE'), ('message_0', 'TRUNCATE'),
+                           ('message_1', 'TRUNCATE'), ('message_2', 'TRUNCATE'), ('message_3', 'TRUNCATE'),
                            ('stopped', 'SELECT'), ('stopped', 'INSERT'), ('stopped', 'UPDATE'), ('relay', 'SELECT'),
                            ('relay', 'INSERT'), ('relay', 'UPDATE'), ('relay', 'DELETE')) needed(name, privilege))
           WHEN 'baton_operator' THEN has_table_privilege(r.oid, 'outbox.audit', 'INSERT')

@@ -3,7 +3,7 @@
 use std::num::NonZeroU16;
 use std::time::Duration;
 
-use crate::Line;
+use crate::{Holders, Line};
 
 /// Why a database could not be migrated or judged. Nothing has been changed then.
 #[derive(Debug, thiserror::Error)]
@@ -110,6 +110,23 @@ pub enum Error {
         asked: NonZeroU16,
         /// What stands against it.
         obstacle: Obstacle,
+    },
+    /// Somebody did not let go of the tables.
+    #[error(
+        "the {line} is not migrated: its tables are in use by {holders}, and were not let go in {tries} tries of {wait:?} each, between which producers went on; wait for that to end, or end it (SELECT pg_terminate_backend(<pid>), or ROLLBACK PREPARED '<name>' for a prepared transaction), and run the migration again"
+    )]
+    Locked {
+        /// The line.
+        line: Line,
+        /// Who holds locks.
+        holders: Holders,
+        /// How often it was tried.
+        tries: u32,
+        /// How long each try waited.
+        wait: Duration,
+        /// What Postgres said last.
+        #[source]
+        source: sqlx::Error,
     },
     /// A statement failed, while the database was looked at.
     #[error("cannot read the state of the {line}")]

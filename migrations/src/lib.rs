@@ -12,7 +12,8 @@
 //!
 //! **Guarantees.** A migration is one transaction, from the first table to the last row of settings: it is there
 //! completely or not at all, and dropping the future or killing the process leaves nothing behind. One at a time runs
-//! in a database, the others wait and then find nothing to do. Running it again changes nothing, but brings back roles
+//! in a database, the others wait and then find nothing to do. It never keeps producers waiting for longer than 2 s at a time
+//! for a lock that somebody holds (see `locks`). Running it again changes nothing, but brings back roles
 //! and grants that a restore into another cluster has lost.
 //!
 //! **Authority.** What is recorded in the bookkeeping table, together with the tables that are there. Where the two
@@ -22,14 +23,18 @@
 
 #![warn(missing_docs)]
 
+pub mod audit;
 mod error;
 mod line;
+mod locks;
 mod migrate;
+pub mod rebase;
 mod settings;
 mod state;
 
 pub use error::{Error, Obstacle};
 pub use line::Line;
+pub use locks::{Holder, Holders};
 pub use migrate::{Applied, migrate_inbox, migrate_outbox};
 pub use settings::Settings;
 pub use state::{State, check};

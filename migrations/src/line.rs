@@ -24,6 +24,12 @@ impl Line {
         }
     }
 
+    /// The newest migration that this binary has.
+    #[must_use]
+    pub fn newest(self) -> i64 {
+        self.texts().iter().map(|(version, ..)| *version).max().unwrap_or(0)
+    }
+
     /// The tables and views of a database that is up to date, in alphabetical order.
     pub(crate) fn tables(self) -> &'static [&'static str] {
         match self {
@@ -38,6 +44,7 @@ impl Line {
                 "message_1",
                 "message_2",
                 "message_3",
+                "milestone",
                 "parked",
                 "relay",
                 "settings",
@@ -57,6 +64,8 @@ impl Line {
                 (2, "cursor ring", include_str!("../outbox/0002_cursor_ring.sql")),
                 (3, "late index", include_str!("../outbox/0003_late_index.sql")),
                 (4, "stopped", include_str!("../outbox/0004_stopped.sql")),
+                (5, "retention", include_str!("../outbox/0005_retention.sql")),
+                (6, "finite leases", include_str!("../outbox/0006_finite_leases.sql")),
             ],
             Self::Inbox => &[(1, "inbox", include_str!("../inbox/0001_inbox.sql"))],
         }

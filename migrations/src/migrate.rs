@@ -1,4 +1,4 @@
-//! Bringing a database up to date, in one transaction under one lock.
+//! Bringing a database up to date, in one transaction under one lock; tried again while somebody uses its tables.
 
 use std::num::NonZeroU16;
 use std::time::Duration;
@@ -6,8 +6,9 @@ use std::time::Duration;
 use sqlx::migrate::MigrateError;
 use sqlx::{Connection as _, Executor as _, PgConnection};
 
+use crate::locks::{self, Patience};
 use crate::settings::{self, Settings, Wish};
-use crate::{Error, Line, State, check};
+use crate::{Error, Line, State, audit, check};
 
 /// What a migration found and did.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,8 +47,16 @@ pub async fn migrate_outbox(
 ) -> Result<Applied, Error> {
     let wish = Wish { shards, slot_period };
     wish.validate()?;
+    patiently(connection, Task::Outbox(wish)).await
+}
+
+async fn outbox_once(
+    connection: &mut PgConnection,
+    wish: Wish,
+    patience: Patience,
+) -> Result<Applied, Error> {
     let line = Line::Outbox;
-    let mut tx = begin(connection, line).await?;
+    let mut tx = begin(connection, line, patience).await?;
     let (state, mut applied) = advance(&mut tx, line).await?;
     let before = match state {
         State::Missing => None,
@@ -75,8 +84,12 @@ pub async fn migrate_outbox(
 ///
 /// One transaction: a dropped future changes nothing. The connection must be closed then.
 pub async fn migrate_inbox(connection: &mut PgConnection) -> Result<Applied, Error> {
+    patiently(connection, Task::Inbox).await
+}
+
+async fn inbox_once(connection: &mut PgConnection, patience: Patience) -> Result<Applied, Error> {
     let line = Line::Inbox;
-    let mut tx = begin(connection, line).await?;
+    let mut tx = begin(connection, line, patience).await?;
     let (_, applied) = advance(&mut tx, line).await?;
     if applied.changed() {
         audit_write(&mut tx, &applied).await.map_err(|e| Error::migrate(line, e))?;
@@ -85,11 +98,51 @@ pub async fn migrate_inbox(connection: &mut PgConnection) -> Result<Applied, Err
     Ok(applied)
 }
 
+/// What is to be brought up to date.
+#[derive(Debug, Clone, Copy)]
+enum Task {
+    Outbox(Wish),
+    Inbox,
+}
+
+/// Tries until the tables can be locked, each time for a moment only.
+async fn patiently(connection: &mut PgConnection, task: Task) -> Result<Applied, Error> {
+    let line = match task {
+        Task::Outbox(_) => Line::Outbox,
+        Task::Inbox => Line::Inbox,
+    };
+    let patience = Patience::of(connection).await.map_err(|e| Error::read(line, e))?;
+    let mut tried = 0;
+    loop {
+        tried += 1;
+        let ended = match task {
+            Task::Outbox(wish) => outbox_once(connection, wish, patience).await,
+            Task::Inbox => inbox_once(connection, patience).await,
+        };
+        let source = match ended {
+            Err(Error::Migrate { source, .. }) if locks::is_timeout(&source) => source,
+            ended => return ended,
+        };
+        // Asked over the same connection, which rolls the try back first: from here on nobody waits for us.
+        let holders =
+            locks::holders(connection, line.as_str(), patience).await.map_err(|e| Error::read(line, e))?;
+        let (tries, wait) = (locks::TRIES, patience.wait());
+        if tried == tries {
+            return Err(Error::Locked { line, holders, tries, wait, source });
+        }
+        tracing::warn!(
+            "the migration waits for the tables of the {line}, in use by {holders}; producers go first, then it is tried again \
+             ({tried} of {tries})"
+        );
+        tokio::time::sleep(patience.pause()).await;
+    }
+}
+
 type Tx<'c> = sqlx::Transaction<'c, sqlx::Postgres>;
 
 /// A transaction that holds the lock. READ COMMITTED is said aloud: under another default the wait for the lock would
 /// be over with a snapshot from before it.
-async fn begin(connection: &mut PgConnection, line: Line) -> Result<Tx<'_>, Error> {
+async fn begin(connection: &mut PgConnection, line: Line, patience: Patience) -> Result<Tx<'_>, Error> {
     let read = move |e| Error::read(line, e);
     let server: (i32, String, bool) = server_read(connection).await.map_err(read)?;
     match server {
@@ -104,6 +157,8 @@ async fn begin(connection: &mut PgConnection, line: Line) -> Result<Tx<'_>, Erro
     // "already exists, skipping" is no news.
     tx.execute("SET LOCAL client_min_messages = warning").await.map_err(migrate)?;
     lock_take(&mut tx).await.map_err(migrate)?;
+    // Only now: who waits for another migration keeps nobody waiting.
+    patience.bound(&mut tx).await.map_err(migrate)?;
     Ok(tx)
 }
 
@@ -148,6 +203,7 @@ async fn audit_write(tx: &mut PgConnection, applied: &Applied) -> Result<(), sql
         Line::Outbox => include_str!("../queries/outbox_audit_write.sql"),
         Line::Inbox => include_str!("../queries/inbox_audit_write.sql"),
     };
+    audit::mend_sequence(tx, applied.line).await?;
     let settings = applied.settings.as_ref();
     sqlx::query(sql)
         .bind(&applied.versions)

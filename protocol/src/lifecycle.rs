@@ -29,6 +29,11 @@ pub trait Word: Copy + Eq + fmt::Debug + 'static {
 
     /// As tables, commands and logs write it.
     fn as_str(self) -> &'static str;
+
+    /// The one that is written so; none for a word of another version.
+    fn of_word(word: &str) -> Option<Self> {
+        Self::ALL.iter().copied().find(|one| one.as_str() == word)
+    }
 }
 
 /// Declares an enum and the [`Word`] of each variant, so that neither list can forget one.

@@ -1,11 +1,11 @@
 //! The recovery story is told as it always was, and can fail.
 
-#[path = "../examples/recovery.rs"]
-mod recovery;
+#[path = "../examples/recovery/story.rs"]
+mod story;
 
 #[test]
 fn the_recovery_story_comes_out_as_it_must() {
-    let told = recovery::tell();
+    let told = story::tell();
     assert!(told.holds(), "{}", told.text());
     let text = told.text();
     for line in [
@@ -28,7 +28,7 @@ fn the_recovery_story_comes_out_as_it_must() {
 
 #[test]
 fn a_check_that_comes_out_otherwise_fails_the_story() {
-    let mut told = recovery::Told::default();
+    let mut told = story::Told::default();
     assert_eq!(told.text(), "assertions: FAIL", "a story without checks shows nothing");
     told.check("attempt", 2, 2);
     told.check("completion", "accepted", "refused");

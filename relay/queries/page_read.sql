@@ -64,13 +64,13 @@ unseen AS (
 )
 SELECT NULL::smallint AS shard, NULL::bigint AS "position", NULL::uuid AS id, NULL::text AS idempotency_key, NULL::text AS topic,
        NULL::text AS key, NULL::text AS type, NULL::bytea AS payload, NULL::text AS headers,
-       (extract(epoch FROM clock_timestamp()) * 1000)::bigint AS created_ms,
+       clock_timestamp() AS created_at,
        now.snapshot::text AS snapshot, now.ceiling::text AS ceiling, now.written::text AS written,
        pg_current_wal_flush_lsn() >= now.written AS flushed
 FROM now
 UNION ALL
 SELECT c.shard, m."position", m.id, m.idempotency_key, m.topic, m.key, m.type, m.payload, m.headers::text,
-       CASE WHEN isfinite(m.created_at) THEN greatest((extract(epoch FROM m.created_at) * 1000)::bigint, 1) ELSE 1 END, NULL, NULL, NULL, NULL
+       m.created_at, NULL, NULL, NULL, NULL
 FROM cursor c
 CROSS JOIN LATERAL (
     SELECT u.*,

@@ -3,6 +3,7 @@ SELECT s.shard, s."position", s.id, s.topic, s.key, s.cause, s.error, s.generati
        to_char(s.first_failed_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') AS first_failed_at,
        to_char(s.last_failed_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') AS last_failed_at,
        to_char(s.next_attempt_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') AS next_attempt_at,
+       extract(epoch FROM s.next_attempt_at - clock_timestamp())::double precision AS next_attempt_in_seconds,
        extract(epoch FROM clock_timestamp() - s.first_failed_at)::double precision AS age_seconds
 FROM outbox.stopped s
 JOIN outbox.cursor c USING (shard)

@@ -1,7 +1,8 @@
 //! Writes cursors: the only statement that moves one, guarded by owner, generation, expiry and the crash token.
 //!
 //! All shards share one connection; what is asked while a statement runs goes out with the next one. A cursor that was
-//! not moved is [`Outcome::Fenced`]: its lease has expired, was taken over, or the server lost its tail in a crash.
+//! not moved is [`Outcome::Fenced`]: its lease has expired, was taken over, or the server lost its tail in a crash. Between
+//! two statements it looks at the [guards](crate::guards): what moves cursors must know that they mean something.
 //!
 //! A cursor is the newest row of a ring, so that moving it costs the same however long a snapshot is held somewhere:
 //!
@@ -19,10 +20,12 @@ use std::time::Duration;
 
 use sqlx::postgres::PgConnection;
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
 use uuid::Uuid;
 
 use crate::cursor::{Cursor, Late};
 use crate::database::{Error, answer};
+use crate::guards;
 use crate::settings::Settings;
 
 /// Moves a shard's cursor to what is acknowledged.
@@ -59,7 +62,20 @@ pub(crate) async fn run(
     let mut trimmed = Trimmed::new();
     #[cfg(feature = "plants")]
     let mut is_prepared = false;
-    while let Some(first) = requests.recv().await {
+    let mut look_at = Instant::now() + guards::LOOK_EVERY;
+    loop {
+        let first = tokio::select! {
+            biased;
+            () = tokio::time::sleep_until(look_at) => {
+                guards::check(&mut connection, patience, None).await?;
+                look_at = Instant::now() + guards::LOOK_EVERY;
+                continue;
+            }
+            first = requests.recv() => match first {
+                Some(first) => first,
+                None => return Ok(()),
+            },
+        };
         let mut batch = vec![first];
         while let Ok(next) = requests.try_recv() {
             batch.push(next);
@@ -78,7 +94,6 @@ pub(crate) async fn run(
             trim(&mut connection, &moved, &mut trimmed, patience).await?;
         }
     }
-    Ok(())
 }
 
 /// Moves the cursors, answers, and comes back with the numbers of the rows that were written.

@@ -11,9 +11,13 @@ use std::time::Duration;
 
 use baton_protocol::report;
 use sqlx::postgres::{PgConnectOptions, PgConnection};
-use sqlx::{ConnectOptions, Connection};
+use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Row as _};
 
+use crate::guards::{self, Violations};
 use crate::settings::Settings;
+
+/// The newest migration of the outbox that this relay knows. It works on no newer one: what that changed may be what it relies on.
+pub const SCHEMA: i64 = 6;
 
 /// A failed or silent database.
 #[derive(Debug, thiserror::Error)]
@@ -23,7 +27,7 @@ pub enum Error {
     Url,
     /// No connection.
     #[error(
-        "cannot connect to postgres at {place} (check outbox.database_url or DATABASE_URL, and that the server runs)"
+        "cannot connect to postgres at {place} ({})", unconnected(.source)
     )]
     Connect {
         /// Host, port and database; no user, no password.
@@ -57,6 +61,15 @@ pub enum Error {
     /// The outbox is not there.
     #[error("the outbox schema is missing or older than this binary: run `baton migrate outbox`")]
     NotMigrated,
+    /// A newer Baton has migrated it.
+    #[error(
+        "the outbox schema is newer than this binary (it is at migration {found}, this relay knows {SCHEMA}): use the baton that \
+         migrated it, or a newer one"
+    )]
+    Newer {
+        /// The newest migration that is recorded.
+        found: i64,
+    },
     /// The role lacks what a relay needs.
     #[error(
         "the role {role} lacks {missing}: run `GRANT baton_relay TO {role}`, and `baton migrate outbox` where baton_relay itself lacks it"
@@ -67,6 +80,29 @@ pub enum Error {
         /// The privileges, as a GRANT names them.
         missing: String,
     },
+    /// A pooler stands between, and it does not keep one session for each connection.
+    #[error(
+        "{found}: a relay needs sessions of its own, because its settings and prepared statements live in them; point \
+         outbox.database_url or DATABASE_URL at Postgres itself, or at a pool in session mode (pgbouncer: pool_mode = session)"
+    )]
+    Pooler {
+        /// Where, or by what it was noticed.
+        found: String,
+    },
+    /// A pooler refuses what the URL asks for.
+    #[error(
+        "the pooler at {place} does not pass on a parameter of the connection ({said}): take `options` out of outbox.database_url or \
+         DATABASE_URL, or point it at Postgres itself"
+    )]
+    Parameter {
+        /// Host, port and database.
+        place: String,
+        /// What the pooler said.
+        said: String,
+    },
+    /// Something was done to the outbox on which no relay may work.
+    #[error(transparent)]
+    Guards(#[from] Violations),
     /// An answer that this version does not understand.
     #[error("{operation}: unexpected answer: {what}")]
     Answer {
@@ -84,7 +120,12 @@ impl Error {
         let source = match self {
             Self::Connect { source, .. } | Self::Statement { source, .. } => source,
             Self::Silent { .. } | Self::Recovery => return true,
-            Self::Url | Self::NotMigrated | Self::Denied { .. } | Self::Answer { .. } => return false,
+            Self::Url
+            | Self::NotMigrated
+            | Self::Newer { .. }
+            | Self::Denied { .. }
+            | Self::Answer { .. } => return false,
+            Self::Pooler { .. } | Self::Parameter { .. } | Self::Guards(_) => return false,
         };
         match source {
             sqlx::Error::Database(e) => {
@@ -100,14 +141,27 @@ impl Error {
 
     /// What an operator can do about an error that does not pass, where its own text does not say it.
     pub(crate) fn advice(&self) -> &'static str {
-        let (Self::Connect { source, .. } | Self::Statement { source, .. }) = self else { return "" };
+        let Self::Statement { source, .. } = self else { return "" };
         let code = source.as_database_error().and_then(|e| e.code());
         match code.as_deref().unwrap_or_default() {
             "42501" => "; give the relay's database role its privileges back: GRANT baton_relay TO it",
-            "28000" | "28P01" => "; check user and password in outbox.database_url or DATABASE_URL",
-            "3D000" => "; create the database, or check its name in outbox.database_url or DATABASE_URL",
             _ => "; the log of Postgres may say more",
         }
+    }
+}
+
+/// What to look at when there is no connection.
+fn unconnected(source: &sqlx::Error) -> &'static str {
+    let code = source.as_database_error().and_then(|e| e.code());
+    match code.as_deref().unwrap_or_default() {
+        "28P01" => "check user and password in outbox.database_url or DATABASE_URL",
+        "28000" => {
+            "check the user in outbox.database_url or DATABASE_URL: it must be a role with LOGIN that pg_hba.conf lets in; baton_relay \
+             itself cannot log in, GRANT it to one that can"
+        }
+        "3D000" => "create the database, or check its name in outbox.database_url or DATABASE_URL",
+        "" => "check outbox.database_url or DATABASE_URL, and that the server runs",
+        _ => "the server answers, and refuses; its log may say more",
     }
 }
 
@@ -147,7 +201,9 @@ pub(crate) const PLANNED: [(&str, &str); 4] = [
 
 /// Opens a connection set up for a relay.
 ///
-/// `statement_timeout` bounds what the server does for us, [`answer`] bounds what the network does.
+/// `statement_timeout` bounds what the server does for us, [`answer`] bounds what the network does. Settings are made once
+/// the connection is there, one round trip later: pgbouncer knows but a few of the parameters that a connection may start with,
+/// and refuses a client that sends others.
 pub(crate) async fn connect(
     settings: &Settings,
     job: &str,
@@ -155,25 +211,94 @@ pub(crate) async fn connect(
 ) -> Result<PgConnection, Error> {
     let options = PgConnectOptions::from_str(&settings.database_url).map_err(|_| Error::Url)?;
     let place = place(&options);
-    let millis = patience.as_millis().to_string();
     let options = options
         .application_name(&format!("baton {job} {}", settings.owner).chars().take(63).collect::<String>())
-        .options(PLANNED)
-        .options([
+        .extra_float_digits(None)
+        .log_statements(tracing::log::LevelFilter::Trace)
+        .log_slow_statements(tracing::log::LevelFilter::Debug, Duration::from_secs(1));
+    let set_up = session_settings(patience);
+    let connected = async {
+        let mut connection = PgConnection::connect_with(&options).await?;
+        // By the simple protocol: nothing is prepared, and it is one round trip.
+        sqlx::raw_sql(AssertSqlSafe(set_up)).execute(&mut connection).await?;
+        Ok(connection)
+    };
+    match tokio::time::timeout(patience, connected).await {
+        Ok(Ok(connection)) => Ok(connection),
+        Ok(Err(source)) => {
+            Err(unknown_parameter(&source, &place).unwrap_or(Error::Connect { place, source }))
+        }
+        Err(_) => Err(Error::Silent { operation: "connecting", within: patience }),
+    }
+}
+
+/// The statement that makes the settings of a session.
+fn session_settings(patience: Duration) -> String {
+    let millis = patience.as_millis().to_string();
+    let settings: Vec<String> = PLANNED
+        .into_iter()
+        .chain([
             // What the relay says was published must survive a crash of the server.
             ("synchronous_commit", "on"),
             ("timezone", "UTC"),
+            // A statement that waited for a lock must see what was committed meanwhile, whatever the database's default is.
+            ("default_transaction_isolation", "read committed"),
             ("statement_timeout", &millis),
             ("lock_timeout", &millis),
             ("idle_in_transaction_session_timeout", &millis),
         ])
-        .log_statements(tracing::log::LevelFilter::Trace)
-        .log_slow_statements(tracing::log::LevelFilter::Debug, Duration::from_secs(1));
-    match tokio::time::timeout(patience, PgConnection::connect_with(&options)).await {
-        Ok(Ok(connection)) => Ok(connection),
-        Ok(Err(source)) => Err(Error::Connect { place, source }),
-        Err(_) => Err(Error::Silent { operation: "connecting", within: patience }),
+        .map(|(name, value)| format!("('{name}', '{value}')"))
+        .collect();
+    include_str!("../queries/session_set.sql").replace("{settings}", &settings.join(", "))
+}
+
+/// What pgbouncer says to a parameter that it does not know.
+fn unknown_parameter(error: &sqlx::Error, place: &str) -> Option<Error> {
+    let said = error.as_database_error()?.message();
+    let refused = said.contains("unsupported startup parameter");
+    refused.then(|| Error::Parameter { place: place.to_owned(), said: said.to_owned() })
+}
+
+/// How often each of two connections is asked for its session.
+const SESSION_LOOKS: usize = 3;
+
+/// Makes sure that two connections, both open, are two sessions of Postgres, and stay the same ones.
+///
+/// Of direct connections, through whatever forwards bytes, both are always true, so this never refuses one. A pooler that gives
+/// sessions to transactions breaks one of them: it gives the session that one connection has just left to the other, or,
+/// where it hands its sessions out in turn, it gives one connection two of them. Asked by the simple protocol, before anything
+/// is prepared or claimed.
+pub(crate) async fn own_sessions(
+    settings: &Settings,
+    one: &mut PgConnection,
+    other: &mut PgConnection,
+    within: Duration,
+) -> Result<(), Error> {
+    let mut seen: [Option<String>; 2] = [None, None];
+    for _ in 0..SESSION_LOOKS {
+        // Twice the one: sessions handed out in turn would otherwise come back to whom they were with.
+        for at in [0, 0, 1] {
+            let connection = if at == 0 { &mut *one } else { &mut *other };
+            let session = which_session(connection, within).await?;
+            let kept = seen[at].get_or_insert_with(|| session.clone()) == &session;
+            if !kept || seen[1 - at].as_ref() == Some(&session) {
+                let options = PgConnectOptions::from_str(&settings.database_url).map_err(|_| Error::Url)?;
+                let place = place(&options);
+                let found =
+                    format!("a connection pooler at {place} gives its sessions to one transaction each");
+                return Err(Error::Pooler { found });
+            }
+        }
     }
+    Ok(())
+}
+
+async fn which_session(connection: &mut PgConnection, within: Duration) -> Result<String, Error> {
+    let asked = async {
+        let row = sqlx::raw_sql(include_str!("../queries/session_which.sql")).fetch_one(connection).await?;
+        row.try_get(0)
+    };
+    answer("asking which session this is", within, asked).await
 }
 
 /// Waits for an answer for at most `within`. After an error the connection must not be used again.
@@ -184,7 +309,9 @@ pub(crate) async fn answer<T>(
 ) -> Result<T, Error> {
     match tokio::time::timeout(within, asked).await {
         Ok(Ok(answer)) => Ok(answer),
-        Ok(Err(source)) => Err(missing_table(&source).unwrap_or(Error::Statement { operation, source })),
+        Ok(Err(source)) => Err(missing_table(&source)
+            .or_else(|| lost_statement(&source))
+            .unwrap_or(Error::Statement { operation, source })),
         Err(_) => Err(Error::Silent { operation, within }),
     }
 }
@@ -193,6 +320,16 @@ pub(crate) async fn answer<T>(
 fn missing_table(error: &sqlx::Error) -> Option<Error> {
     let code = error.as_database_error()?.code()?;
     ["42P01", "42703", "42883", "3F000"].contains(&code.as_ref()).then_some(Error::NotMigrated)
+}
+
+/// A prepared statement that is gone, or was there before it was prepared, is another session's: a pooler has exchanged them.
+fn lost_statement(error: &sqlx::Error) -> Option<Error> {
+    let error = error.as_database_error()?;
+    let code = error.code()?;
+    // invalid_sql_statement_name, duplicate_prepared_statement
+    ["26000", "42P05"].contains(&code.as_ref()).then(|| Error::Pooler {
+        found: format!("a connection pooler stands before postgres, which says: {}", error.message()),
+    })
 }
 
 /// What a relay must know of its database before it may start.
@@ -204,31 +341,80 @@ pub(crate) struct Outbox {
     pub shards: i16,
 }
 
-/// Checks that this is the primary of a migrated outbox, and that the relay's role may do what a relay does.
+/// Checks that this is the primary of a migrated outbox, that the relay's role may do what a relay does, and that nothing was
+/// done to the outbox on which no relay may work.
 pub(crate) async fn inspect(connection: &mut PgConnection, within: Duration) -> Result<Outbox, Error> {
-    let asked = sqlx::query_as(include_str!("../queries/outbox_needs.sql")).fetch_one(&mut *connection);
+    needs(connection, within).await?;
+    let (outbox, cluster) = identify(connection, within).await?;
+    let elsewhere = match cluster {
+        Cluster::Stored(stored) => guards::judge_cluster(stored, guards::cluster(connection, within).await?),
+        // `baton doctor` says so, with the grant.
+        Cluster::NotToBeAsked => None,
+    };
+    guards::check(connection, within, elsewhere).await?;
+    Ok(outbox)
+}
+
+/// Refuses an outbox that a newer Baton migrated, before anything is asked of tables that may not be what they were.
+async fn not_newer(connection: &mut PgConnection, within: Duration) -> Result<(), Error> {
+    let asked = sqlx::query_scalar(include_str!("../queries/outbox_version.sql")).fetch_one(&mut *connection);
+    let found: Result<Option<i64>, Error> = answer("reading the version of the outbox", within, asked).await;
+    match found {
+        Ok(Some(found)) if found > SCHEMA => Err(Error::Newer { found }),
+        // Without the privilege it is not this that is said, but which privileges lack.
+        Err(Error::Statement { source, .. }) if is_denied(&source) => Ok(()),
+        found => found.map(drop),
+    }
+}
+
+fn is_denied(error: &sqlx::Error) -> bool {
+    error.as_database_error().is_some_and(|e| e.code().as_deref() == Some("42501"))
+}
+
+/// Checks that everything a relay uses is there, and that its role may use it.
+pub(crate) async fn needs(connection: &mut PgConnection, within: Duration) -> Result<(), Error> {
+    not_newer(connection, within).await?;
+    let asked = sqlx::query_as(include_str!("../queries/outbox_needs.sql")).fetch_one(connection);
     let needs: (String, bool, Vec<String>, Vec<String>) =
         answer("looking for what a relay needs", within, asked).await?;
     match needs {
-        (_, _, absent, _) if !absent.is_empty() => return Err(Error::NotMigrated),
-        (role, false, _, _) => {
-            return Err(Error::Denied { role, missing: "USAGE ON SCHEMA outbox".to_owned() });
-        }
+        (_, _, absent, _) if !absent.is_empty() => Err(Error::NotMigrated),
+        (role, false, _, _) => Err(Error::Denied { role, missing: "USAGE ON SCHEMA outbox".to_owned() }),
         (role, true, _, missing) if !missing.is_empty() => {
             let more = missing.len().saturating_sub(LACKS_SHOWN);
             let mut shown = missing.iter().take(LACKS_SHOWN).cloned().collect::<Vec<_>>().join(", ");
             if more > 0 {
                 shown.push_str(&format!(" and {more} more"));
             }
-            return Err(Error::Denied { role, missing: shown });
+            Err(Error::Denied { role, missing: shown })
         }
-        (_, true, _, _) => {}
+        (_, true, _, _) => Ok(()),
     }
+}
+
+/// Of which cluster an outbox says that it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Cluster {
+    /// The one with this identifier.
+    Stored(i64),
+    /// This role may not ask which one answers, so there is nothing to compare.
+    NotToBeAsked,
+}
+
+/// Reads which outbox this is. Refuses a standby.
+pub(crate) async fn identify(
+    connection: &mut PgConnection,
+    within: Duration,
+) -> Result<(Outbox, Cluster), Error> {
     let asked = sqlx::query_as(include_str!("../queries/outbox_inspect.sql")).fetch_optional(connection);
-    let row: Option<(String, bool, i16)> = answer("reading the outbox settings", within, asked).await?;
+    let row: Option<(String, bool, i16, i64, bool)> =
+        answer("reading the outbox settings", within, asked).await?;
     match row {
         None => Err(Error::NotMigrated),
-        Some((_, true, _)) => Err(Error::Recovery),
-        Some((database, false, shards)) => Ok(Outbox { database, shards }),
+        Some((_, true, ..)) => Err(Error::Recovery),
+        Some((database, false, shards, stored, may_ask)) => {
+            let cluster = if may_ask { Cluster::Stored(stored) } else { Cluster::NotToBeAsked };
+            Ok((Outbox { database, shards }, cluster))
+        }
     }
 }

@@ -10,7 +10,8 @@
 //! ```
 //!
 //! is not an outage that is ridden out but a process to be replaced. The reader is no part of it: it may rightly wait for
-//! ever, for room or for somebody who asks.
+//! ever, for room or for somebody who asks. The judge has a beat of its own, once a second: where that was missed as well, the
+//! whole process did not run (it was stopped, or its machine was), and every task has its full time again from when it woke.
 //!
 //! **Is of use.** What the main loop last met: whether it found the outbox, and when it last looked at the leases, which it
 //! does twice a second. So asking costs the database nothing.
@@ -28,6 +29,13 @@ use crate::database::{Error, told};
 /// What may lie between two turns besides the lease and the drain: the longest statements, a producer being destroyed.
 const SLACK: Duration = Duration::from_secs(60);
 
+/// How often the judge of `/livez` shows that the process runs at all.
+pub(crate) const JUDGE_EVERY: Duration = Duration::from_secs(1);
+
+/// So much later than due, the judge's turn says that the process did not run. Far below the bound of a task, far above what a
+/// busy machine takes to come round.
+const OVERSLEPT: Duration = Duration::from_secs(5);
+
 /// A check of `/readyz`: its name, and what is wrong.
 pub(crate) type Check = (&'static str, Result<(), String>);
 
@@ -42,6 +50,24 @@ pub(crate) struct Health {
     tasks: Mutex<BTreeMap<u64, Task>>,
     number: AtomicU64,
     standing: Mutex<Standing>,
+    running: Mutex<Running>,
+}
+
+/// Since when the process has run without a break, as its judge knows.
+#[derive(Debug, Clone, Copy)]
+struct Running {
+    since: Instant,
+    /// The judge's last turn.
+    seen: Instant,
+}
+
+impl Running {
+    /// After one more turn of the judge.
+    fn turned(self, now: Instant) -> Self {
+        let missing = now.saturating_duration_since(self.seen);
+        let since = if missing > JUDGE_EVERY + OVERSLEPT { now } else { self.since };
+        Self { since, seen: now.max(self.seen) }
+    }
 }
 
 #[derive(Debug)]
@@ -87,8 +113,10 @@ impl Health {
         #[cfg(not(feature = "plants"))]
         let slack = SLACK;
         let starting = || "the relay is starting".to_owned();
+        let began = Instant::now();
         Self {
-            began: Instant::now(),
+            began,
+            running: Mutex::new(Running { since: began, seen: began }),
             bound: settings.lease_ttl + settings.drain_deadline + slack,
             looks: settings.lease_ttl.clamp(Duration::from_secs(3), Duration::from_secs(30)),
             tasks: Mutex::default(),
@@ -125,7 +153,7 @@ impl Health {
     pub(crate) fn lost(&self, error: &Error) {
         let mut standing = self.standing();
         standing.leases = Err("there is no session with the database".to_owned());
-        if matches!(error, Error::NotMigrated) {
+        if matches!(error, Error::NotMigrated | Error::Newer { .. }) {
             standing.database = Ok(());
             standing.migrations = Err(told(error));
         } else {
@@ -139,11 +167,22 @@ impl Health {
         self.standing().leases = Err("the relay is shutting down".to_owned());
     }
 
+    /// The judge has made a turn. Returned: since when the process has run without a break.
+    pub(crate) fn turns(&self, now: Instant) -> Instant {
+        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        *running = running.turned(now);
+        running.since
+    }
+
     /// The tasks that have not moved for longer than they may, each in words.
     pub(crate) fn still(&self, now: Instant) -> Vec<String> {
+        // Asking is a turn too: the question may come before the judge's own, right after the process woke.
+        let running_since = self.millis(self.turns(now));
         let now = self.millis(now);
-        let silent =
-            |task: &Task| Duration::from_millis(now.saturating_sub(task.beat.load(Ordering::Relaxed)));
+        let silent = |task: &Task| {
+            let from = task.beat.load(Ordering::Relaxed).max(running_since);
+            Duration::from_millis(now.saturating_sub(from))
+        };
         let tasks = self.tasks();
         let still = tasks.values().filter(|task| silent(task) > self.bound);
         still
@@ -201,6 +240,15 @@ mod tests {
         health.checks(now).into_iter().filter(|(_, check)| check.is_err()).map(|(name, _)| name).collect()
     }
 
+    /// The judge's turns, each when it is due.
+    fn judge(health: &Health, from: Instant, to: Instant) {
+        let mut at = from;
+        while at <= to {
+            health.turns(at);
+            at += JUDGE_EVERY;
+        }
+    }
+
     #[test]
     fn a_task_that_stands_still_is_named_once_its_bound_has_passed_and_no_other() {
         let health = Arc::new(Health::new(&Settings::default()));
@@ -209,6 +257,7 @@ mod tests {
         let bound = Duration::from_secs(75);
         stuck.at(now);
         moving.at(now + bound);
+        judge(&health, now, now + bound);
         assert!(health.still(now + bound).is_empty());
         let still = health.still(now + bound + Duration::from_secs(2));
         assert_eq!(still, ["shard 3 has not moved for 77 s (at most 75 s)"]);
@@ -220,7 +269,39 @@ mod tests {
     fn a_task_that_has_ended_need_not_move() {
         let health = Arc::new(Health::new(&Settings::default()));
         drop(health.watch("shard 3"));
-        assert!(health.still(Instant::now() + Duration::from_secs(1_000)).is_empty());
+        let (now, later) = (Instant::now(), Instant::now() + Duration::from_secs(1_000));
+        judge(&health, now, later);
+        assert!(health.still(later).is_empty());
+    }
+
+    #[test]
+    fn no_task_is_blamed_for_the_time_in_which_the_whole_process_did_not_run() {
+        let health = Arc::new(Health::new(&Settings::default()));
+        let (now, bound) = (Instant::now(), Duration::from_secs(75));
+        let beat = health.watch("shard 3");
+        beat.at(now);
+        judge(&health, now, now + Duration::from_secs(10));
+        // Stopped for ten minutes, and asked before any task had a moment to run.
+        let woken = now + Duration::from_secs(610);
+        assert!(health.still(woken).is_empty());
+        // One that does not move from then on is named when its time has passed, not never.
+        judge(&health, woken, woken + bound);
+        assert!(health.still(woken + bound).is_empty());
+        assert_eq!(health.still(woken + bound + Duration::from_secs(2)).len(), 1);
+    }
+
+    #[test]
+    fn a_judge_that_is_a_little_late_excuses_nobody() {
+        let now = Instant::now();
+        let running = Running { since: now, seen: now };
+        let late = running.turned(now + JUDGE_EVERY + OVERSLEPT);
+        assert_eq!(late.since, now);
+        assert_eq!(
+            late.turned(late.seen + JUDGE_EVERY + OVERSLEPT + Duration::from_millis(1)).since,
+            late.seen + JUDGE_EVERY + OVERSLEPT + Duration::from_millis(1)
+        );
+        // Two who ask at once may be a moment out of order.
+        assert_eq!(late.turned(now).seen, late.seen);
     }
 
     #[test]

@@ -9,13 +9,16 @@
 //! | `/` | links to these |
 //!
 //! Anything but GET and HEAD is refused with 405. Nothing asked here reaches into the relay's own work: the database is
-//! read over one more connection, at most once a second and for 5 s, the broker by one more client; 64 connections are
-//! served at a time, each for one request and 15 s. The server is a task of the relay and ends with it.
+//! read over one more connection, at most once a second and for 5 s, the broker by one more client. How many connections
+//! are served at a time, and for how long each, stands in `http/guests`: nobody who sends nothing, sends slowly, or does not
+//! read keeps the next one waiting. The server is a task of the relay and ends with it.
 
+mod guests;
 mod watch;
 
 use std::convert::Infallible;
 use std::fmt::Write as _;
+use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,22 +30,25 @@ use hyper::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
-use hyper_util::rt::TokioIo;
+use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::health::{Check, Health};
+use crate::health::{Check, Health, JUDGE_EVERY};
 use crate::metrics::{self, Metrics};
 use crate::settings::{Listen, Settings};
 use crate::status::Status;
 use watch::{BrokerLook, StatusLook, Watch};
 
-/// Connections served at a time; more wait to be accepted.
-const CONNECTIONS: usize = 64;
+/// How long a client may take for the head of its request, however it spreads its bytes.
+const HEAD_PATIENCE: Duration = Duration::from_secs(2);
 
-/// How long one connection may take, from its first byte to its last.
+/// How long one connection may take, from its first byte to its last: also when its client does not read the answer.
 const CONNECTION_PATIENCE: Duration = Duration::from_secs(15);
+
+/// The longest head of a request, in bytes.
+const HEAD_BYTES: usize = 16 * 1024;
 
 const TEXT: &str = "text/plain; charset=utf-8";
 const HTML: &str = "text/html; charset=utf-8";
@@ -64,16 +70,40 @@ const INDEX: &str = r#"<!doctype html>
 
 /// The address cannot be had.
 #[derive(Debug, thiserror::Error)]
-#[error(
-    "cannot serve HTTP on {address}, which http.listen names (where another process has it, set http.listen or \
-     BATON_HTTP__LISTEN to another port, to port 0 for any free one, or to \"off\")"
-)]
+#[error("cannot serve HTTP on {address}, which http.listen names: {}", self.advice())]
 pub struct Error {
     /// What was to be listened on.
     pub address: String,
     /// What the system said.
     #[source]
     pub source: std::io::Error,
+}
+
+impl Error {
+    /// Whether it is the setting that cannot be used, not the state of things: no address of this machine, or none at all.
+    #[must_use]
+    pub fn is_setting(&self) -> bool {
+        // A name that cannot be resolved is no error of the system's, and has no number.
+        self.source.raw_os_error().is_none() || self.source.kind() == ErrorKind::AddrNotAvailable
+    }
+
+    fn advice(&self) -> &'static str {
+        match self.source.kind() {
+            ErrorKind::AddrInUse => {
+                "another process has it; set http.listen or BATON_HTTP__LISTEN to another port, to port 0 for any free one, or to \
+                 \"off\""
+            }
+            ErrorKind::PermissionDenied => {
+                "this user may not listen there; set http.listen or BATON_HTTP__LISTEN to a port from 1024 on, to port 0 for any \
+                 free one, or to \"off\""
+            }
+            _ if self.is_setting() => {
+                "that is no address of this machine; set http.listen or BATON_HTTP__LISTEN to one, like 127.0.0.1:9464 for this \
+                 machine only or 0.0.0.0:9464 for everybody, or to \"off\""
+            }
+            _ => "set http.listen or BATON_HTTP__LISTEN to another address, or to \"off\"",
+        }
+    }
 }
 
 /// The server's tasks. They end when this is dropped.
@@ -99,7 +129,9 @@ impl Server {
             status: Watch::start(&mut tasks, StatusLook::new(Arc::clone(settings))),
             broker: Watch::start(&mut tasks, BrokerLook::new(Arc::clone(settings))),
         };
-        tasks.spawn(accept(listener, Arc::new(views)));
+        let views = Arc::new(views);
+        tasks.spawn(guests::accept(listener, move |stream| serve(stream, Arc::clone(&views))));
+        tasks.spawn(judge(Arc::clone(health)));
         Ok(Self(tasks))
     }
 
@@ -109,27 +141,23 @@ impl Server {
     }
 }
 
-async fn accept(listener: TcpListener, views: Arc<Views>) {
-    let mut connections = JoinSet::new();
+/// Notices when the whole process has not run for a while, so that no task of it is blamed for that.
+async fn judge(health: Arc<Health>) {
     loop {
-        tokio::select! {
-            accepted = listener.accept(), if connections.len() < CONNECTIONS => match accepted {
-                Ok((stream, _)) => _ = connections.spawn(serve(stream, Arc::clone(&views))),
-                Err(error) => {
-                    // Out of file descriptors, perhaps: accepting again at once would spin.
-                    tracing::debug!("cannot accept an http connection: {error}");
-                    sleep(Duration::from_millis(100)).await;
-                }
-            },
-            Some(_) = connections.join_next() => {}
-        }
+        health.turns(Instant::now());
+        sleep(JUDGE_EVERY).await;
     }
 }
 
 /// One connection, one request.
 async fn serve(stream: TcpStream, views: Arc<Views>) {
     let answer = service_fn(|request| views.answer(request));
-    let connection = http1::Builder::new().keep_alive(false).serve_connection(TokioIo::new(stream), answer);
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_PATIENCE)
+        .max_buf_size(HEAD_BYTES)
+        .keep_alive(false)
+        .serve_connection(TokioIo::new(stream), answer);
     if let Ok(Err(error)) = timeout(CONNECTION_PATIENCE, connection).await {
         tracing::debug!("an http connection ended badly: {error}");
     }

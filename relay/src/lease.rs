@@ -137,11 +137,12 @@ pub(crate) async fn heartbeat(
     Ok(())
 }
 
-/// Extends leases. Returned are the shards that still are this relay's own.
+/// Extends leases, of shards by their generation and the crash token of their claim. Returned are the shards that still are
+/// this relay's own.
 pub(crate) async fn renew(
     connection: &mut PgConnection,
     owner: &str,
-    held: &[(i16, i64)],
+    held: &[(i16, i64, Uuid)],
     ttl: Duration,
     patience: Duration,
 ) -> Result<Vec<i16>, Error> {
@@ -153,6 +154,7 @@ pub(crate) async fn renew(
         .bind(held.iter().map(|h| h.0).collect::<Vec<_>>())
         .bind(held.iter().map(|h| h.1).collect::<Vec<_>>())
         .bind(millis(ttl))
+        .bind(held.iter().map(|h| h.2).collect::<Vec<_>>())
         .fetch_all(connection);
     answer("renewing leases", patience, asked).await
 }

@@ -2,7 +2,7 @@
 //!
 //! Modules in the order in which a message meets them: [`settings`], `session` and `lease` (who may publish which shard,
 //! until when), [`read`] and [`cursor`] (what is committed and not yet published), `budget` (how much of it may be held),
-//! `shard` and `links`, `pipeline`, `route`, `publish` and `window` (to Kafka, and what came back), `advance` (the durable cursor), [`status`].
+//! `shard` and `links`, `pipeline`, `route`, `publish`, `refusal` and `window` (to Kafka, and what came back), `advance` (the durable cursor), `retention` and [`leaves`] (space comes back), [`status`].
 //! Beside the way: `metrics`, `health` and `http` (how it is seen from outside).
 //!
 //! What it guarantees, as long as producers of one key serialise on a lock taken before they enqueue: every committed
@@ -16,12 +16,15 @@ mod advance;
 mod budget;
 pub mod cursor;
 pub mod database;
+pub mod doctor;
 mod fenced;
+pub mod guards;
 mod health;
 #[cfg(feature = "plants")]
 pub mod hold;
 pub mod http;
 mod lease;
+pub mod leaves;
 mod links;
 mod metrics;
 #[cfg(test)]
@@ -32,7 +35,9 @@ pub mod plant;
 mod publish;
 mod reach;
 pub mod read;
+mod refusal;
 mod relay;
+mod retention;
 mod route;
 mod session;
 pub mod settings;

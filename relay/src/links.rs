@@ -14,7 +14,7 @@ use crate::health::Beat;
 use crate::metrics::Metrics;
 use crate::publish::Failure;
 use crate::settings::Settings;
-use crate::stopped::{self, StoppedShards};
+use crate::stopped::{self, Stopped, StoppedShards};
 use crate::tail::Confirmed;
 use crate::topics::Topics;
 use crate::window::Window;
@@ -109,6 +109,17 @@ impl Links {
         // An advancer that is gone drops the reply.
         drop(self.advances.send(request).await);
         receiver
+    }
+
+    /// The durable cursor is here now. Where it has passed the message that stopped the shard, the shard flows again.
+    pub(crate) fn flows(&self, cursor: &Cursor) {
+        if let Some(Stopped { id, topic, attempts, .. }) = stopped::passed(&self.stopped, self.shard, cursor)
+        {
+            tracing::info!(
+                shard = self.shard, %id, topic, attempts,
+                "the shard flows again, past the message that had stopped it"
+            );
+        }
     }
 
     /// A statement of this shard was refused: that ends it.

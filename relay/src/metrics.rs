@@ -12,6 +12,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
+use baton_protocol::lifecycle::Word as _;
+use baton_protocol::lifecycle::message::Cause;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _, prometheus_text};
 use prometheus_client::metrics::MetricType;
@@ -23,7 +25,8 @@ use prometheus_client::registry::Registry;
 use tokio::time::Instant;
 
 use crate::fenced::{Fences, Operation};
-use crate::publish::{Cause, Failure};
+use crate::publish::Failure;
+use crate::retention::Skipped;
 use crate::status::Status;
 
 pub(crate) use prometheus_text::CONTENT_TYPE;
@@ -44,6 +47,8 @@ pub(crate) struct Metrics {
     published: Counter,
     failures: Family<Label, Counter>,
     takeovers: Counter,
+    leaves_truncated: Counter,
+    truncations_skipped: Family<Label, Counter>,
     enqueue_to_ack: Histogram,
     in_flight_messages: Gauge,
     in_flight_bytes: Gauge,
@@ -62,19 +67,17 @@ impl Metrics {
             published: Counter::default(),
             failures: Family::default(),
             takeovers: Counter::default(),
+            leaves_truncated: Counter::default(),
+            truncations_skipped: Family::default(),
             enqueue_to_ack: Histogram::new(ENQUEUE_TO_ACK),
             in_flight_messages: Gauge::default(),
             in_flight_bytes: Gauge::default(),
         };
-        let causes = [
-            Cause::TooLarge,
-            Cause::UnknownTopic,
-            Cause::InvalidTopic,
-            Cause::NotAuthorized,
-            Cause::InvalidRecord,
-        ];
-        for cause in causes.map(Cause::as_str).into_iter().chain([BROKEN]) {
+        for cause in Cause::refusals().map(Cause::as_str).chain([BROKEN]) {
             drop(metrics.failures.get_or_create(&[("cause", cause)]));
+        }
+        for why in Skipped::WORDS {
+            drop(metrics.truncations_skipped.get_or_create(&[("why", why)]));
         }
         let registry = &mut metrics.registry;
         registry.register(
@@ -93,6 +96,17 @@ impl Metrics {
             "baton_lease_takeovers",
             "Shards that this relay took after their lease had run out without a release",
             metrics.takeovers.clone(),
+        );
+        registry.register(
+            "baton_leaves_truncated",
+            "Leaves of the outbox that this relay truncated",
+            metrics.leaves_truncated.clone(),
+        );
+        registry.register(
+            "baton_leaf_truncations_skipped",
+            "Times this relay left the leaf in turn as it was: a shard had not consumed it (unconsumed), it was consumed less than \
+             a slot period ago (kept), somebody had it locked (locked), or the attempt failed (failed)",
+            metrics.truncations_skipped.clone(),
         );
         registry.register(
             "baton_enqueue_to_ack_seconds",
@@ -133,6 +147,16 @@ impl Metrics {
     /// A shard was taken whose lease had run out.
     pub(crate) fn took_over(&self) {
         self.takeovers.inc();
+    }
+
+    /// A leaf is empty again.
+    pub(crate) fn leaf_truncated(&self) {
+        self.leaves_truncated.inc();
+    }
+
+    /// A leaf in turn stays as it is for now.
+    pub(crate) fn leaf_skipped(&self, why: Skipped) {
+        self.truncations_skipped.get_or_create(&[("why", why.word())]).inc();
     }
 
     /// A page is acknowledged whose first row is so old.
@@ -260,6 +284,18 @@ fn of_status(registry: &mut Registry, status: &Status) {
         "state",
         leases.map(|(state, count)| (state.to_owned(), i64::try_from(count).unwrap_or(i64::MAX))),
     );
+    let stopped_for = |cause: Cause| {
+        let stopped = status.shards.iter().filter_map(|shard| shard.stopped.as_ref());
+        stopped.filter(|stopped| stopped.cause == cause.as_str()).count()
+    };
+    family(
+        registry,
+        "baton_stopped_shards",
+        "Shards that stand still behind a message that Kafka refuses, whoever holds them",
+        "cause",
+        Cause::refusals()
+            .map(|cause| (cause.as_str().to_owned(), i64::try_from(stopped_for(cause)).unwrap_or(i64::MAX))),
+    );
     let parked = &status.parked;
     let states = [
         ("retrying", parked.retrying),
@@ -280,6 +316,13 @@ fn of_status(registry: &mut Registry, status: &Status) {
         "Committed messages that the shard's durable cursor does not cover; exact up to 10,000, estimated beyond",
         "shard",
         status.shards.iter().map(|shard| (shard.shard.to_string(), shard.lag_messages)),
+    );
+    family(
+        registry,
+        "baton_outbox_leaf_bytes",
+        "Size of a leaf of the outbox with its indexes and TOAST; leaves are truncated in turn, slot after slot",
+        "slot",
+        status.leaves.iter().map(|leaf| (leaf.slot.to_string(), leaf.bytes)),
     );
 }
 

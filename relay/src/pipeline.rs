@@ -14,6 +14,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
+use baton_protocol::lifecycle::message::Cause;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -26,7 +27,7 @@ use crate::database;
 use crate::fenced::Operation;
 use crate::links::{Ended, Links, Order};
 use crate::metrics::{DatabaseClock, InFlight};
-use crate::publish::{Cause, Failure, HandOver, Publisher};
+use crate::publish::{Failure, HandOver, Prepared, Publisher};
 use crate::read::{self, Page};
 use crate::route::{Route, Routes};
 use crate::topics::{self, Checked, Seen, Topic};
@@ -34,7 +35,8 @@ use crate::topics::{self, Checked, Seen, Topic};
 /// At most four cursor writes a second and shard, or one for each half of `publish.in_flight_rows` where that is more.
 const ADVANCE_EVERY: Duration = Duration::from_millis(250);
 
-/// Rows between two looks at the clock.
+/// Rows between two looks at the clock. The rows of a page go without a pause between them, or librdkafka sends them in many
+/// small batches, and its threads spin while one is on its way and more rows of the partition lie there.
 const FEED_CHUNK: usize = 64;
 
 /// Which message it was, for an operator.
@@ -107,7 +109,7 @@ pub(crate) struct Pipeline<'a> {
     ahead: Cursor,
     flights: VecDeque<Flight>,
     /// Read and not yet handed over, in order; they belong to the last flight.
-    in_hand: VecDeque<read::Row>,
+    in_hand: VecDeque<Prepared>,
     bytes: usize,
     /// What of all that the metrics know.
     in_flight: InFlight,
@@ -235,7 +237,7 @@ impl<'a> Pipeline<'a> {
                 }
             }
             #[cfg(feature = "plants")]
-            if unacked == 0 && prefix > self.durable.0 && self.room().is_none() {
+            if unacked == 0 && self.in_hand.is_empty() && prefix > self.durable.0 && self.room().is_none() {
                 self.links.hold(crate::hold::Point::P4).await;
             }
             let mut advance_at = self.write_cursor(prefix, now).await;
@@ -247,7 +249,7 @@ impl<'a> Pipeline<'a> {
 
             tokio::select! {
                 page = reply(&mut self.reading) => match page {
-                    Some(page) => self.take(page),
+                    Some(page) => self.take(page)?,
                     None => return Ok(Stop::Ended(Ended::Abandoned)),
                 },
                 outcome = reply(&mut self.advancing) => match outcome {
@@ -272,15 +274,15 @@ impl<'a> Pipeline<'a> {
     }
 
     /// Takes a page in hand. The next one may be read meanwhile.
-    fn take(&mut self, page: Page) {
-        let Some(Ok(last)) = page.rows.last().map(read::Row::position) else { return };
-        self.ahead = page.from.after(&page.read, last);
+    fn take(&mut self, page: Page) -> Result<(), database::Error> {
+        let Some(last) = page.rows.last() else { return Ok(()) };
+        self.ahead = page.from.after(&page.read, last.position);
         self.bytes += page.bytes.bytes();
         let first = {
             let w = self.publisher.reports().window();
             w.prefix() + w.in_flight() as u64
         };
-        let created_ms = page.rows.first().map_or(Ok(1), read::Row::created_ms).unwrap_or(1);
+        let created_ms = page.rows.first().map_or(Ok(1), read::Row::created_ms)?;
         self.flights.push_back(Flight {
             created_ms,
             clock: page.clock,
@@ -290,7 +292,9 @@ impl<'a> Pipeline<'a> {
             rows: Vec::new(),
             bytes: page.bytes,
         });
-        self.in_hand = page.rows.into();
+        self.in_hand =
+            page.rows.into_iter().map(|row| self.publisher.prepare(row)).collect::<Result<_, _>>()?;
+        Ok(())
     }
 
     #[cfg(feature = "plants")]
@@ -320,36 +324,38 @@ impl<'a> Pipeline<'a> {
         }
     }
 
-    /// Hands over a chunk of what is in hand, as far as it may go and the producer takes it.
+    /// Hands over what is in hand, as far as it may go and the producer takes it.
     fn feed(&mut self, now: Instant, trusted_until: Instant) -> Result<(), database::Error> {
-        if self.in_hand.is_empty() || !self.can_feed() || Instant::now() >= trusted_until {
+        if self.in_hand.is_empty() || !self.can_feed() {
             return Ok(());
         }
         self.hold = Hold::Nothing;
-        for _ in 0..FEED_CHUNK {
+        // Of the row before: most often this one's too.
+        let mut known: Option<(String, Topic)> = None;
+        for number in 0.. {
+            if number % FEED_CHUNK == 0 && Instant::now() >= trusted_until {
+                break;
+            }
             #[cfg(feature = "plants")]
             if self.links.holds_rest_of(self.in_page()) {
                 break;
             }
-            let Some(row) = self.in_hand.front() else { break };
-            let topic = row.topic()?;
-            let known = self.links.topics.get(topic, now);
-            if known.is_none_or(|known| known.stale) && self.checking.is_none() {
-                self.checking = Some(topics::check(&self.publisher, topic));
+            let Some(prepared) = self.in_hand.front_mut() else { break };
+            let topic = prepared.row.topic()?;
+            if known.as_ref().is_none_or(|(name, _)| name != topic) {
+                let found = self.links.topics.get(topic, now);
+                if found.is_none_or(|found| found.stale) && self.checking.is_none() {
+                    self.checking = Some(topics::check(&self.publisher, topic));
+                }
+                known = found.map(|found| (topic.to_owned(), found));
             }
-            let Some(Topic { partitions, .. }) = known else {
+            let Some((topic, Topic { partitions, .. })) = &known else {
                 self.hold = Hold::Unknown;
                 break;
             };
-            let which = Which { id: row.id()?, position: row.position()? };
+            let which = Which { id: prepared.row.id()?, position: prepared.row.position };
             let acked = |number| self.publisher.reports().window().is_acked(number);
-            let partition = match self.routes.route(
-                topic,
-                partitions,
-                row.key()?.map(str::as_bytes),
-                now,
-                acked,
-            ) {
+            let partition = match self.routes.route(topic, *partitions, prepared.row.key()?, now, acked) {
                 Route::To(partition) => Some(partition),
                 Route::Any => None,
                 // librdkafka, handed rows of a topic that it has not met, may take a second until it asks for itself.
@@ -380,7 +386,7 @@ impl<'a> Pipeline<'a> {
                     continue;
                 }
             };
-            match self.publisher.hand_over(row, partition)? {
+            match self.publisher.hand_over(prepared, partition)? {
                 HandOver::Taken(number) => {
                     if let Some(partition) = partition {
                         self.routes.gone(topic, partition, number, now);
@@ -520,6 +526,7 @@ impl<'a> Pipeline<'a> {
         #[cfg(feature = "plants")]
         self.links.remember(&self.durable.1);
         self.links.confirmed.advanced(self.links.shard, self.durable.1.position);
+        self.links.flows(&self.durable.1);
     }
 
     /// Writes what is left to write. `Some` when the shard is not ours any more.
@@ -552,9 +559,9 @@ impl<'a> Pipeline<'a> {
             Ok(Seen::Refused(cause)) => {
                 self.links.topics.forget(&topic);
                 // Found while rows of other topics were in hand: the next row of it asks again.
-                let Some(row) = self.in_hand.front() else { return Ok(()) };
+                let Some(Prepared { row, .. }) = self.in_hand.front() else { return Ok(()) };
                 if row.topic()? == topic {
-                    let which = Which { id: row.id()?, position: row.position()? };
+                    let which = Which { id: row.id()?, position: row.position };
                     let error = match cause {
                         Cause::UnknownTopic => format!("topic {topic} does not exist"),
                         _ => format!("the broker does not show topic {topic} to this relay"),

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use baton_protocol::envelope::{Envelope, Outgoing};
+use baton_protocol::lifecycle::message::Cause;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{DeliveryResult, Header, Message, OwnedHeaders};
 use rdkafka::producer::{BaseRecord, Producer as _, ProducerContext, PurgeConfig, ThreadedProducer};
@@ -17,6 +18,7 @@ use rdkafka::{ClientContext, config::FromClientConfigAndContext as _};
 use tokio::sync::Notify;
 
 use crate::read::Row;
+use crate::refusal;
 use crate::settings::Settings;
 use crate::topics::Seen;
 use crate::window::Window;
@@ -33,71 +35,14 @@ pub(crate) enum Failure {
     Broken { error: String },
 }
 
-/// Why a message was refused, in the words of `outbox.parked.cause`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Cause {
-    TooLarge,
-    UnknownTopic,
-    InvalidTopic,
-    NotAuthorized,
-    InvalidRecord,
-}
-
-impl Cause {
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Self::TooLarge => "too_large",
-            Self::UnknownTopic => "unknown_topic",
-            Self::InvalidTopic => "invalid_topic",
-            Self::NotAuthorized => "not_authorized",
-            Self::InvalidRecord => "invalid_record",
-        }
-    }
-
-    /// What an operator can do about it.
-    pub(crate) fn advice(self) -> &'static str {
-        match self {
-            Self::TooLarge => "raise max.message.bytes of the topic, or have the service send less",
-            Self::UnknownTopic => "create the topic",
-            Self::InvalidTopic => "the broker does not accept this topic name",
-            Self::NotAuthorized => "allow this relay's Kafka user to write to the topic",
-            Self::InvalidRecord => {
-                "look at what the topic asks of a record: cleanup.policy=compact wants a key, message.timestamp.before.max.ms \
-                 and message.timestamp.after.max.ms bound its time; the broker's log may say more"
-            }
-        }
-    }
-
-    /// The cause that a stored word stands for.
-    pub(crate) fn of_word(word: &str) -> Option<Self> {
-        let all = [
-            Self::TooLarge,
-            Self::UnknownTopic,
-            Self::InvalidTopic,
-            Self::NotAuthorized,
-            Self::InvalidRecord,
-        ];
-        all.into_iter().find(|cause| cause.as_str() == word)
-    }
-
-    fn of(code: RDKafkaErrorCode) -> Option<Self> {
-        use RDKafkaErrorCode as E;
-        match code {
-            E::MessageSizeTooLarge => Some(Self::TooLarge),
-            E::UnknownTopic | E::UnknownTopicOrPartition => Some(Self::UnknownTopic),
-            E::InvalidTopic => Some(Self::InvalidTopic),
-            E::TopicAuthorizationFailed => Some(Self::NotAuthorized),
-            // The last is what a good record is told whose batch holds a bad one.
-            E::InvalidRecord | E::InvalidTimestamp | E::InvalidDifferentRecord => Some(Self::InvalidRecord),
-            _ => None,
-        }
-    }
-}
-
 impl Failure {
-    fn of(error: &KafkaError, topic: &str) -> Self {
-        match error.rdkafka_error_code().and_then(Cause::of) {
-            Some(cause) => Self::Refused { topic: topic.to_owned(), cause, error: error.to_string() },
+    /// `bytes` is how large the message is.
+    fn of(error: &KafkaError, topic: &str, bytes: impl FnOnce() -> usize) -> Self {
+        match error.rdkafka_error_code().and_then(refusal::cause) {
+            Some(cause) => {
+                let error = refusal::words(error, cause, bytes);
+                Self::Refused { topic: topic.to_owned(), cause, error }
+            }
             None => Self::Broken { error: error.to_string() },
         }
     }
@@ -151,7 +96,10 @@ impl ProducerContext for Context {
             match result {
                 Ok(_) => window.ack(number as u64),
                 Err((error, _)) if is_purge(error) => window.purged(),
-                Err((error, message)) => window.fail(number as u64, Failure::of(error, message.topic())),
+                Err((error, message)) => {
+                    let bytes = || refusal::bytes(message.key(), message.payload(), message.headers());
+                    window.fail(number as u64, Failure::of(error, message.topic(), bytes));
+                }
             }
             // Waking the shard for each of 100,000 reports a second costs more than the reports.
             let awaited = window.was_awaited(number as u64);
@@ -177,6 +125,13 @@ pub(crate) enum HandOver {
     Full,
     /// It will never take this row.
     Failed(Failure),
+}
+
+/// A row with its headers, made before it is handed over.
+pub(crate) struct Prepared {
+    pub row: Row,
+    /// Or why they cannot be written. They go with the row when librdkafka takes it.
+    headers: Result<Option<OwnedHeaders>, String>,
 }
 
 /// A shard's producer.
@@ -206,27 +161,24 @@ impl Publisher {
         &self.reports
     }
 
+    /// Makes a row's headers, ahead of its being handed over.
+    pub(crate) fn prepare(&self, row: Row) -> Result<Prepared, crate::database::Error> {
+        let headers = self.headers(&row.outgoing()?).map(Some);
+        Ok(Prepared { row, headers })
+    }
+
     /// Hands one row to librdkafka, which copies it, for a partition or for any.
     pub(crate) fn hand_over(
         &self,
-        row: &Row,
+        Prepared { row, headers }: &mut Prepared,
         partition: Option<u32>,
     ) -> Result<HandOver, crate::database::Error> {
-        let (id, topic, key, payload) = (row.id()?, row.topic()?, row.key()?, row.payload()?);
-        let outgoing = Outgoing {
-            id,
-            idempotency_key: row.idempotency_key()?,
-            topic,
-            r#type: row.r#type()?,
-            has_payload: payload.is_some(),
-            created_ms: row.created_ms()?,
-            headers: row.headers()?,
-        };
-        let headers = match self.headers(&outgoing) {
+        let (topic, key, payload, created_ms) = (row.topic()?, row.key()?, row.payload()?, row.created_ms()?);
+        let headers = match headers {
             Ok(headers) => headers,
             Err(error) => {
-                let cause = Cause::InvalidRecord;
-                return Ok(HandOver::Failed(Failure::Refused { topic: topic.to_owned(), cause, error }));
+                let (topic, cause, error) = (topic.to_owned(), Cause::InvalidRecord, error.clone());
+                return Ok(HandOver::Failed(Failure::Refused { topic, cause, error }));
             }
         };
         let number = self.reports.window().hand_over();
@@ -234,19 +186,21 @@ impl Publisher {
             clippy::cast_possible_truncation,
             reason = "usize has 64 bits where librdkafka runs with us"
         )]
-        let mut record: BaseRecord<'_, str, [u8], usize> = BaseRecord::with_opaque_to(topic, number as usize)
-            .timestamp(outgoing.created_ms)
-            .headers(headers);
+        let mut record: BaseRecord<'_, [u8], [u8], usize> =
+            BaseRecord::with_opaque_to(topic, number as usize).timestamp(created_ms);
+        record.headers = headers.take();
         record.key = key;
         record.payload = payload;
         record.partition = partition.map(u32::cast_signed);
         match self.producer.send(record) {
             Ok(()) => Ok(HandOver::Taken(number)),
-            Err((error, _)) => {
+            Err((error, record)) => {
                 self.reports.window().take_back();
+                *headers = record.headers;
+                let bytes = || refusal::bytes(key, payload, headers.as_ref());
                 Ok(match error.rdkafka_error_code() {
                     Some(RDKafkaErrorCode::QueueFull) => HandOver::Full,
-                    _ => HandOver::Failed(Failure::of(&error, topic)),
+                    _ => HandOver::Failed(Failure::of(&error, topic, bytes)),
                 })
             }
         }
@@ -277,7 +231,7 @@ impl Publisher {
             return Ok(Seen::Refused(Cause::UnknownTopic));
         };
         if let Some(code) = found.error().map(RDKafkaErrorCode::from) {
-            let refused = Cause::of(code).map(Seen::Refused);
+            let refused = refusal::cause(code).map(Seen::Refused);
             return refused.ok_or(KafkaError::MetadataFetch(code));
         }
         let partitions = u32::try_from(found.partitions().len()).ok().and_then(NonZeroU32::new);

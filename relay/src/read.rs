@@ -9,6 +9,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use baton_protocol::envelope::Outgoing;
 use futures_util::TryStreamExt;
 use sqlx::Row as _;
 use sqlx::postgres::{PgConnection, PgRow};
@@ -28,62 +29,73 @@ const FLUSH_PATIENCE: Duration = Duration::from_millis(3);
 
 /// One message of the outbox, as read. Kept in the driver's buffer: nothing is copied before the producer copies it.
 #[derive(Debug)]
-pub(crate) struct Row(PgRow);
+pub(crate) struct Row {
+    row: PgRow,
+    pub position: i64,
+    /// What the row costs in memory, roughly: beside its bytes about a kilobyte in the driver's row and librdkafka's message
+    /// and headers (seen with 200-byte messages).
+    pub size: usize,
+}
 
 impl Row {
-    fn column<'r, T>(&'r self, index: usize) -> Result<T, Error>
-    where
-        T: sqlx::Decode<'r, sqlx::Postgres> + sqlx::Type<sqlx::Postgres>,
-    {
-        // The statement's column types are fixed, so the check for each value is left out.
-        self.0
-            .try_get_unchecked(index)
-            .map_err(|source| Error::Statement { operation: "decoding a message", source })
-    }
-
-    pub(crate) fn position(&self) -> Result<i64, Error> {
-        self.column(1)
+    fn of(row: PgRow) -> Result<Self, Error> {
+        let length = |index| column::<Option<&[u8]>>(&row, index).map(|bytes| bytes.map_or(0, <[u8]>::len));
+        let size = 1_000 + length(5)? + length(7)? + length(8)?;
+        Ok(Self { position: column(&row, 1)?, size, row })
     }
 
     pub(crate) fn id(&self) -> Result<Uuid, Error> {
-        self.column(2)
-    }
-
-    pub(crate) fn idempotency_key(&self) -> Result<Option<&str>, Error> {
-        self.column(3)
+        column(&self.row, 2)
     }
 
     pub(crate) fn topic(&self) -> Result<&str, Error> {
-        self.column(4)
+        column(&self.row, 4)
     }
 
-    pub(crate) fn key(&self) -> Result<Option<&str>, Error> {
-        self.column(5)
-    }
-
-    pub(crate) fn r#type(&self) -> Result<Option<&str>, Error> {
-        self.column(6)
+    /// UTF-8, which nobody here has to know.
+    pub(crate) fn key(&self) -> Result<Option<&[u8]>, Error> {
+        column(&self.row, 5)
     }
 
     pub(crate) fn payload(&self) -> Result<Option<&[u8]>, Error> {
-        self.column(7)
-    }
-
-    pub(crate) fn headers(&self) -> Result<Option<&str>, Error> {
-        self.column(8)
+        column(&self.row, 7)
     }
 
     /// `created_at`, milliseconds since the epoch.
     pub(crate) fn created_ms(&self) -> Result<i64, Error> {
-        self.column(9)
+        created_ms(&self.row)
     }
 
-    /// What the row costs in memory, roughly: beside its bytes about a kilobyte in the driver's row and librdkafka's message and
-    /// headers (seen with 200-byte messages).
-    pub(crate) fn size(&self) -> Result<usize, Error> {
-        let headers = self.headers()?.map_or(0, str::len);
-        Ok(1_000 + self.payload()?.map_or(0, <[u8]>::len) + self.key()?.map_or(0, str::len) + headers)
+    /// What the envelope is written from.
+    pub(crate) fn outgoing(&self) -> Result<Outgoing<'_>, Error> {
+        Ok(Outgoing {
+            id: self.id()?,
+            idempotency_key: column(&self.row, 3)?,
+            topic: self.topic()?,
+            r#type: column(&self.row, 6)?,
+            has_payload: self.payload()?.is_some(),
+            created_ms: self.created_ms()?,
+            headers: column(&self.row, 8)?,
+        })
     }
+}
+
+/// `created_at`, in milliseconds since 1970. Postgres sends microseconds since 2000, which it does in a fifth of the time that
+/// an `extract` takes. Never before 1970, which Kafka does not take: an old row may say `-infinity`.
+fn created_ms(row: &PgRow) -> Result<i64, Error> {
+    const FROM_1970_TO_2000: i64 = 946_684_800_000;
+    let micros: i64 = column(row, 9)?;
+    let is_finite = micros != i64::MAX && micros != i64::MIN;
+    Ok(if is_finite { (micros.saturating_add(500).div_euclid(1_000) + FROM_1970_TO_2000).max(1) } else { 1 })
+}
+
+/// The statement's column types are fixed, so the check for each value is left out.
+fn column<'r, T>(row: &'r PgRow, index: usize) -> Result<T, Error>
+where
+    T: sqlx::Decode<'r, sqlx::Postgres> + sqlx::Type<sqlx::Postgres>,
+{
+    row.try_get_unchecked(index)
+        .map_err(|source| Error::Statement { operation: "decoding a message", source })
 }
 
 /// Rows of one shard in order of position, never empty.
@@ -174,7 +186,7 @@ pub(crate) async fn run(
         let (asking, others) = turn.take(allowed, &behind);
         let (read, clock, found) = read_pages(&mut connection, &asking, &pace).await?;
         delay = if found.iter().all(Vec::is_empty) { (delay * 2).min(pace.ceiling) } else { pace.floor };
-        waiting = deliver(asking, &read, clock, found, &budget, &mut behind)?;
+        waiting = deliver(asking, &read, clock, found, &budget, &mut behind);
         waiting.extend(others.into_iter().chain(full).map(|(w, _)| w));
     }
 }
@@ -223,7 +235,7 @@ fn deliver(
     found: Vec<Vec<Row>>,
     budget: &Budget,
     behind: &mut BTreeSet<i16>,
-) -> Result<Vec<Waiting>, Error> {
+) -> Vec<Waiting> {
     let mut left = Vec::new();
     for ((mut waiter, allowed), rows) in asking.into_iter().zip(found) {
         behind.remove(&waiter.request.shard);
@@ -234,7 +246,7 @@ fn deliver(
             left.push(waiter);
             continue;
         }
-        let bytes = rows.iter().map(Row::size).sum::<Result<usize, _>>()?;
+        let bytes = rows.iter().map(|row| row.size).sum::<usize>();
         let Request { shard, cursor: from, reply, rows: most_rows, bytes: most_bytes } = waiter.request;
         if rows.len() * 2 >= most_rows || bytes * 2 >= most_bytes.min(allowed) {
             behind.insert(shard);
@@ -242,7 +254,7 @@ fn deliver(
         // A shard that has gone meanwhile drops the page, and with it the hold on the budget.
         drop(reply.send(Page { from, read: read.clone(), clock, rows, bytes: budget.hold(shard, bytes) }));
     }
-    Ok(left)
+    left
 }
 
 /// One statement, and the wait until what it saw is durable.
@@ -274,14 +286,14 @@ async fn read_pages(
 
     let mut found: Vec<Vec<Row>> = asks.iter().map(|_| Vec::new()).collect();
     let mut head = None;
-    for row in rows.into_iter().map(Row) {
-        match row.column::<Option<i16>>(0)? {
+    for row in rows {
+        match column::<Option<i16>>(&row, 0)? {
             None => {
                 head = Some((
-                    DatabaseClock { shown_ms: row.created_ms()?, asked },
-                    ReadAt { snapshot: row.column(10)?, ceiling: row.column(11)? },
-                    row.column(12)?,
-                    row.column(13)?,
+                    DatabaseClock { shown_ms: created_ms(&row)?, asked },
+                    ReadAt { snapshot: column(&row, 10)?, ceiling: column(&row, 11)? },
+                    column(&row, 12)?,
+                    column(&row, 13)?,
                 ));
             }
             Some(shard) => {
@@ -290,7 +302,7 @@ async fn read_pages(
                     what: format!("shard {shard} was not asked for"),
                 })?;
                 if let Some(rows) = found.get_mut(index) {
-                    rows.push(row);
+                    rows.push(Row::of(row)?);
                 }
             }
         }
@@ -301,7 +313,7 @@ async fn read_pages(
             break;
         }
         // The statement's outermost level promises no order; in practice this finds them sorted.
-        rows.sort_by_key(|row| row.position().unwrap_or(i64::MAX));
+        rows.sort_by_key(|row| row.position);
     }
     let (clock, read, written, flushed): (DatabaseClock, ReadAt, String, bool) =
         head.ok_or_else(|| Error::Answer { operation: "reading a page", what: "no snapshot".to_owned() })?;

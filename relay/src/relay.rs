@@ -205,6 +205,8 @@ async fn start(process: &Process, delays: &mut retry::Delays) -> Result<(), Erro
     loop {
         let checked = async {
             let mut connection = database::connect(settings, "start", START_PATIENCE).await?;
+            let mut another = database::connect(settings, "start", START_PATIENCE).await?;
+            database::own_sessions(settings, &mut connection, &mut another, START_PATIENCE).await?;
             database::inspect(&mut connection, START_PATIENCE).await
         };
         match checked.await {

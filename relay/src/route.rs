@@ -53,7 +53,12 @@ enum Partition {
 
 /// What one producer has opened.
 #[derive(Debug, Default)]
-pub(crate) struct Routes(HashMap<String, Vec<Partition>>);
+pub(crate) struct Routes {
+    topics: HashMap<String, usize>,
+    partitions: Vec<Vec<Partition>>,
+    /// The topic looked for last: rows of one come in runs.
+    last: Option<(String, usize)>,
+}
 
 impl Routes {
     /// Where a row of this topic, which has so many partitions now, goes.
@@ -65,7 +70,7 @@ impl Routes {
         now: Instant,
         acked: impl FnOnce(u64) -> bool,
     ) -> Route {
-        let Some(known) = self.0.get_mut(topic) else { return Route::Unmet };
+        let Some(known) = self.of(topic) else { return Route::Unmet };
         let Some(key) = key else { return Route::Any };
         if let Some(from) = u32::try_from(known.len()).ok().and_then(NonZeroU32::new)
             && from != partitions
@@ -86,7 +91,7 @@ impl Routes {
 
     /// The row of this number has gone there.
     pub(crate) fn gone(&mut self, topic: &str, partition: u32, number: u64, now: Instant) {
-        if let Some(state) = self.0.get_mut(topic).and_then(|known| known.get_mut(partition as usize)) {
+        if let Some(state) = self.of(topic).and_then(|known| known.get_mut(partition as usize)) {
             *state = match state {
                 Partition::Closed | Partition::Opening(..) => Partition::Opening(number, now),
                 Partition::Open(_) => Partition::Open(now),
@@ -96,14 +101,34 @@ impl Routes {
 
     /// The producer has asked about the topic, and nothing was handed over for it yet.
     pub(crate) fn meet(&mut self, topic: &str, partitions: NonZeroU32) {
-        if !self.0.contains_key(topic) {
+        if !self.topics.contains_key(topic) {
             self.resize(topic, partitions);
         }
     }
 
     /// The topic has so many partitions, and nothing of it is in flight.
     pub(crate) fn resize(&mut self, topic: &str, partitions: NonZeroU32) {
-        self.0.insert(topic.to_owned(), vec![Partition::Closed; partitions.get() as usize]);
+        let closed = vec![Partition::Closed; partitions.get() as usize];
+        match self.of(topic) {
+            Some(known) => *known = closed,
+            None => {
+                self.topics.insert(topic.to_owned(), self.partitions.len());
+                self.partitions.push(closed);
+            }
+        }
+    }
+
+    /// The partitions of a topic that the producer has met.
+    fn of(&mut self, topic: &str) -> Option<&mut Vec<Partition>> {
+        let index = match &self.last {
+            Some((last, index)) if last == topic => *index,
+            _ => {
+                let index = *self.topics.get(topic)?;
+                self.last = Some((topic.to_owned(), index));
+                index
+            }
+        };
+        self.partitions.get_mut(index)
     }
 }
 

@@ -4,6 +4,7 @@
 //!            ┌─ renewer ── every TTL/3, its own connection ──▶ trust of each shard
 //!  session ──┼─ reader ─── pages for all shards
 //!            ├─ advancer ─ cursors of all shards
+//!            ├─ retention ─ leaves in turn, a connection when one is due
 //!            └─ this task: overview four times a second, and when another's lease ends ─▶ claim │ drain ─▶ release
 //! ```
 //!
@@ -23,6 +24,7 @@ use sqlx::postgres::PgConnection;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior};
+use uuid::Uuid;
 
 use crate::budget::Budget;
 use crate::database::{self, Error, Outbox};
@@ -36,7 +38,7 @@ use crate::stopped::{self, Stopped, StoppedShards};
 use crate::tail::Confirmed;
 use crate::topics::Topics;
 use crate::until_empty::{Progress, Target};
-use crate::{advance, read, shard};
+use crate::{advance, read, retention, shard};
 
 /// How often to look for shards to take or to give; sooner where a lease of another relay is about to run out.
 const OVERVIEW_EVERY: Duration = Duration::from_millis(250);
@@ -85,6 +87,8 @@ pub(crate) enum Closed {
 /// A shard that this session publishes.
 struct Held {
     generation: i64,
+    /// The crash token that the claim remembered.
+    token: Uuid,
     order: watch::Sender<Order>,
     trust: watch::Sender<Instant>,
 }
@@ -132,8 +136,10 @@ where
     let mut connection = database::connect(&settings, "leases", patience).await?;
     let outbox = database::inspect(&mut connection, patience).await?;
     process.health.found();
+    // The first that needs to write, so the last that is asked of a database that is read-only for a while.
     lease::ensure_token(&mut connection, patience).await?;
-    let renewing = database::connect(&settings, "renewal", patience).await?;
+    let mut renewing = database::connect(&settings, "renewal", patience).await?;
+    database::own_sessions(&settings, &mut connection, &mut renewing, patience).await?;
     let reading = database::connect(&settings, "reader", READ_PATIENCE).await?;
     process.beat.at(Instant::now());
     let advancing = database::connect(&settings, "cursor", ADVANCE_PATIENCE).await?;
@@ -166,6 +172,7 @@ where
         pace,
     ));
     services.spawn(advance::run(advancing, advance_requests, Arc::clone(&settings), ADVANCE_PATIENCE));
+    services.spawn(retention::run(Arc::clone(&settings), Arc::clone(&process.metrics)));
 
     let source = settings.source.clone().unwrap_or_else(|| format!("/{}", outbox.database));
     let envelope = Arc::new(Envelope::cloud_events(&source, &settings.content_type, settings.ce_time));
@@ -351,7 +358,7 @@ impl Session<'_> {
             metrics: Arc::clone(&self.process.metrics),
             beat: self.process.health.watch(format!("shard {}", free.shard)),
         };
-        lock(&self.held).insert(free.shard, Held { generation, order, trust });
+        lock(&self.held).insert(free.shard, Held { generation, token, order, trust });
         let shard = free.shard;
         self.shards.spawn(async move { (shard, shard::run(links, cursor).await) });
         Ok(true)
@@ -471,13 +478,13 @@ async fn renew(
             lease::heartbeat(&mut connection, &settings.owner, settings.lease_ttl, patience).await?;
         }
         drop(has_left);
-        let asked_for: Vec<(i16, i64)> =
-            lock(&held).iter().map(|(shard, h)| (*shard, h.generation)).collect();
+        let asked_for: Vec<(i16, i64, Uuid)> =
+            lock(&held).iter().map(|(shard, h)| (*shard, h.generation, h.token)).collect();
         let asked = Instant::now();
         let renewed =
             lease::renew(&mut connection, &settings.owner, &asked_for, settings.lease_ttl, patience).await?;
         let held = lock(&held);
-        for (shard, generation) in asked_for {
+        for (shard, generation, _) in asked_for {
             let Some(lease) = held.get(&shard).filter(|h| h.generation == generation) else { continue };
             if renewed.contains(&shard) {
                 lease.trust.send_replace(trusted_until(asked, &settings));

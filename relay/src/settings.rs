@@ -229,7 +229,11 @@ impl Settings {
         range(
             self.page_rows <= self.in_flight_rows,
             "publish.page_rows",
-            format!("must not exceed publish.in_flight_rows ({})", self.in_flight_rows),
+            format!(
+                "{} rows of a page are more than publish.in_flight_rows ({}) lets a shard have in flight; lower the one or raise \
+                 the other",
+                self.page_rows, self.in_flight_rows
+            ),
         )?;
         range(
             self.in_flight_rows.get() <= 1_000_000,

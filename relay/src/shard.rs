@@ -7,11 +7,13 @@
 //! ```
 //!
 //! A message that Kafka refuses for its own sake stops its shard: an ERROR says which and what to do, and it is tried
-//! again with growing delays, so that the shard flows once the operator has mended the cause. Nothing is skipped.
+//! again with growing delays, so that the shard flows once the operator has mended the cause. Nothing is skipped. The ERROR comes
+//! at the first refusal, when the cause is another, and at every doubling of the attempts; an INFO when the shard flows again.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use baton_protocol::lifecycle::message::Cause;
 use baton_protocol::retry;
 use tokio::time::Instant;
 
@@ -19,8 +21,9 @@ use crate::cursor::Cursor;
 use crate::database;
 use crate::links::{Ended, Links, Order};
 use crate::pipeline::{Pipeline, Stop, Which};
-use crate::publish::{Cause, Failure, Publisher};
-use crate::stopped::{Report, Stopped};
+use crate::publish::{Failure, Publisher};
+use crate::refusal;
+use crate::stopped::{self, Report, Say};
 
 /// Publishes a shard until it is let go.
 pub(crate) async fn run(links: Links, mut cursor: Cursor) -> Result<Ended, database::Error> {
@@ -45,11 +48,10 @@ pub(crate) async fn run(links: Links, mut cursor: Cursor) -> Result<Ended, datab
             cursor = durable;
             broken.reset();
             refusals.reset();
-            resume(&links);
         }
         let (failure, which, unacked) = match stop {
             Stop::Ended(ended) => {
-                resume(&links);
+                stopped::forget(&links.stopped, links.shard);
                 return Ok(ended);
             }
             Stop::Failed { failure, which, unacked } => (failure, which, unacked),
@@ -70,7 +72,7 @@ pub(crate) async fn run(links: Links, mut cursor: Cursor) -> Result<Ended, datab
                 careful = 1;
                 links.topics.forget(&topic);
                 let delay = refusals.next_delay();
-                stop_loudly(&links, which, topic, cause, error, delay);
+                say_what_stops(&links, which, topic, cause, error, delay).await;
                 delay
             }
             Failure::Broken { error } => {
@@ -81,27 +83,33 @@ pub(crate) async fn run(links: Links, mut cursor: Cursor) -> Result<Ended, datab
             }
         };
         if let Some(ended) = wait(&links, delay).await {
-            resume(&links);
+            stopped::forget(&links.stopped, links.shard);
             return Ok(ended);
         }
     }
 }
 
 /// Says which message stops the shard, and why: in the log, and in the database for `baton status`.
-fn stop_loudly(
+async fn say_what_stops(
     links: &Links,
     which: Option<Which>,
     topic: String,
     cause: Cause,
-    error: String,
+    mut error: String,
     delay: Duration,
 ) {
     let id = which.map(|w| w.id).unwrap_or_default();
     let position = which.map_or(0, |w| w.position);
-    tracing::error!(
-        shard = links.shard, %id, position, topic, cause = cause.as_str(),
-        "kafka does not take a message, its shard waits and tries again: {error}; {}", cause.advice()
-    );
+    if cause == Cause::TooLarge {
+        error = format!("{error}; {}", refusal::allowed(&links.settings, &topic, &links.destroying).await);
+    }
+    let (stopped, say) = stopped::remember(&links.stopped, links.shard, id, position, topic, cause);
+    if say == Say::Aloud {
+        tracing::error!(
+            shard = links.shard, %id, position, topic = stopped.topic, cause = stopped.cause, attempts = stopped.attempts,
+            "kafka does not take a message, its shard waits and tries again: {error}; {}", stopped.advice
+        );
+    }
     let report = Report {
         shard: links.shard,
         generation: links.generation,
@@ -117,12 +125,6 @@ fn stop_loudly(
             "why the shard stands still is written down at the next attempt"
         );
     }
-    let stopped = Stopped { id, topic, cause: cause.as_str(), advice: cause.advice() };
-    links.stopped.lock().unwrap_or_else(PoisonError::into_inner).insert(links.shard, stopped);
-}
-
-fn resume(links: &Links) {
-    links.stopped.lock().unwrap_or_else(PoisonError::into_inner).remove(&links.shard);
 }
 
 /// Waits, unless the shard is let go meanwhile. Nothing is in flight here, so a drain ends at once.

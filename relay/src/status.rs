@@ -7,13 +7,14 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use baton_protocol::lifecycle::message;
+use baton_protocol::lifecycle::{Word as _, message};
 use serde::Serialize;
 use sqlx::postgres::PgConnection;
 use uuid::Uuid;
 
 use crate::database::{Error, answer};
-use crate::publish::Cause;
+use crate::leaves::{self, Leaf};
+use crate::refusal;
 
 /// How long each of the statements may take.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -34,6 +35,8 @@ pub struct Status {
     pub relays: Vec<Relay>,
     /// The shards, in order.
     pub shards: Vec<Shard>,
+    /// The leaves of the table, by slot: where its space goes.
+    pub leaves: Vec<Leaf>,
 }
 
 /// How many messages wait.
@@ -124,6 +127,9 @@ pub struct Stopped {
     pub last_failed_at: String,
     /// RFC 3339, UTC. Passed long ago: no relay that tries it is alive.
     pub next_attempt_at: String,
+    /// Until then, by the database's clock; below zero once it has passed.
+    #[serde(skip)]
+    pub next_attempt_in_seconds: f64,
     /// Seconds since the first failure.
     pub age_seconds: f64,
     /// Whether it will be tried again. True as long as the message is there: a relay that holds the shard tries it by itself.
@@ -184,6 +190,7 @@ struct StoppedRow {
     first_failed_at: String,
     last_failed_at: String,
     next_attempt_at: String,
+    next_attempt_in_seconds: f64,
     age_seconds: f64,
 }
 
@@ -192,6 +199,8 @@ struct StoppedRow {
 /// # Errors
 /// When the database fails or the outbox is not migrated.
 pub async fn read(connection: &mut PgConnection) -> Result<Status, Error> {
+    let asked = sqlx::query(include_str!("../queries/status_settings.sql")).execute(&mut *connection);
+    answer("making ready for status", PATIENCE, asked).await?;
     let asked = sqlx::query_as(include_str!("../queries/status_shards.sql")).fetch_all(&mut *connection);
     let rows: Vec<ShardRow> = answer("reading the shards", PATIENCE, asked).await?;
     let asked = sqlx::query_as(include_str!("../queries/status_parked.sql")).fetch_one(&mut *connection);
@@ -199,10 +208,8 @@ pub async fn read(connection: &mut PgConnection) -> Result<Status, Error> {
         answer("reading what is parked", PATIENCE, asked).await?;
     let asked = sqlx::query_as(include_str!("../queries/status_relays.sql")).fetch_all(&mut *connection);
     let relays: Vec<(String, Vec<i16>)> = answer("reading the relays", PATIENCE, asked).await?;
-    let asked = sqlx::query_as(include_str!("../queries/status_stopped.sql")).fetch_all(&mut *connection);
-    let stopped: Vec<StoppedRow> = answer("reading what stops shards", PATIENCE, asked).await?;
-    let mut stopped: BTreeMap<i16, Stopped> =
-        stopped.into_iter().map(|row| (row.shard, Stopped::from(row))).collect();
+    let mut stopped = stopped(&mut *connection).await?;
+    let leaves = leaves::read(connection, PATIENCE).await?;
 
     Ok(Status {
         oldest_pending_age_seconds: rows.iter().filter_map(|r| r.lag_seconds).reduce(f64::max),
@@ -217,7 +224,15 @@ pub async fn read(connection: &mut PgConnection) -> Result<Status, Error> {
                 Shard { stopped, ..Shard::from(row) }
             })
             .collect(),
+        leaves,
     })
+}
+
+/// The messages that shards stand still at, by shard.
+pub(crate) async fn stopped(connection: &mut PgConnection) -> Result<BTreeMap<i16, Stopped>, Error> {
+    let asked = sqlx::query_as(include_str!("../queries/status_stopped.sql")).fetch_all(connection);
+    let stopped: Vec<StoppedRow> = answer("reading what stops shards", PATIENCE, asked).await?;
+    Ok(stopped.into_iter().map(|row| (row.shard, Stopped::from(row))).collect())
 }
 
 impl From<ShardRow> for Shard {
@@ -245,7 +260,7 @@ impl From<StoppedRow> for Stopped {
             position: row.position,
             topic: row.topic,
             key: row.key,
-            advice: Cause::of_word(&row.cause).map(Cause::advice),
+            advice: message::Cause::of_word(&row.cause).map(refusal::advice),
             cause: row.cause,
             error: row.error,
             generation: row.generation,
@@ -253,6 +268,7 @@ impl From<StoppedRow> for Stopped {
             first_failed_at: row.first_failed_at,
             last_failed_at: row.last_failed_at,
             next_attempt_at: row.next_attempt_at,
+            next_attempt_in_seconds: row.next_attempt_in_seconds,
             age_seconds: row.age_seconds,
             // The query leaves out what cannot: it is there, and not published.
             can_run_again: true,

@@ -13,11 +13,12 @@ use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use baton_protocol::lifecycle::message::Cause;
 use rdkafka::error::KafkaError;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use crate::publish::{Cause, Publisher};
+use crate::publish::Publisher;
 
 /// How long the broker may take to say whether a topic exists.
 const PATIENCE: Duration = Duration::from_secs(5);

@@ -14,6 +14,7 @@ pub mod http;
 pub mod ledger;
 pub mod workload;
 
+mod cluster;
 mod database;
 mod failure;
 mod guard;
@@ -30,6 +31,7 @@ mod standby;
 mod transfer;
 mod wait;
 
+pub use cluster::{Cluster, postgres_program};
 pub use database::Schema;
 pub use failure::{Failure, Outcome};
 pub use harness::{Harness, Site};

@@ -87,6 +87,12 @@ impl Standby {
         Ok(())
     }
 
+    /// Where it serves, reading only.
+    #[must_use]
+    pub fn place(&self) -> &Place {
+        &self.own
+    }
+
     /// Waits until it has replayed all that the primary has written by now.
     ///
     /// # Errors

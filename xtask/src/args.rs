@@ -17,6 +17,9 @@ usage: cargo xtask COMMAND
                                    killed, nothing is lost or doubled; --keep leaves it running
   test [FILTER...]                 bring the stack up and pass every check, and every test whose
                                    name contains one of the filters
+  bench [NAME] [--check] [--quick] measure beside the limit: drain, latency, held_xmin, backlog,
+                                   payloads, takeover, idle, enqueue_tax; without a name all;
+                                   --check fails below the recorded bar; --quick takes a minute
 
 DATABASE_URL and KAFKA_BROKERS, both set, are used instead of a stack of our own.
 BATON_STACK_DIR says where that lies (target/stack).";
@@ -24,12 +27,28 @@ BATON_STACK_DIR says where that lies (target/stack).";
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Task {
     Help,
-    Up { postgres: Option<Flavour> },
-    Down { wipe: bool },
+    Up {
+        postgres: Option<Flavour>,
+    },
+    Down {
+        wipe: bool,
+    },
     Env,
-    Demo { keep: bool },
-    Test { filter: Vec<String> },
+    Demo {
+        keep: bool,
+    },
+    Test {
+        filter: Vec<String>,
+    },
+    /// What `baton-bench` is told.
+    Bench {
+        args: Vec<String>,
+    },
 }
+
+/// What `baton-bench` can measure.
+const BENCHES: [&str; 8] =
+    ["drain", "latency", "held_xmin", "backlog", "payloads", "takeover", "idle", "enqueue_tax"];
 
 /// Understands the arguments after the program's name.
 pub(crate) fn parse(args: impl IntoIterator<Item = String>) -> Result<Task> {
@@ -57,11 +76,22 @@ pub(crate) fn parse(args: impl IntoIterator<Item = String>) -> Result<Task> {
         ("test", filter) if !filter.iter().any(|name| name.starts_with('-')) => {
             Ok(Task::Test { filter: filter.iter().map(|name| (*name).to_owned()).collect() })
         }
-        ("up" | "down" | "env" | "demo" | "test", rest) => {
+        ("bench", args) if is_bench(args) => {
+            Ok(Task::Bench { args: args.iter().map(|arg| (*arg).to_owned()).collect() })
+        }
+        ("up" | "down" | "env" | "demo" | "test" | "bench", rest) => {
             Err(Error::Usage(format!("{command} does not take {}\n\n{USAGE}", rest.join(" "))))
         }
         _ => Err(Error::Usage(format!("there is no command {command}\n\n{USAGE}"))),
     }
+}
+
+/// At most one name, and each flag once.
+fn is_bench(args: &[&str]) -> bool {
+    let (flags, names): (Vec<&str>, Vec<&str>) = args.iter().partition(|arg| arg.starts_with('-'));
+    let known = flags.iter().all(|flag| matches!(*flag, "--check" | "--quick"));
+    let once = flags.iter().enumerate().all(|(n, flag)| flags.iter().skip(n + 1).all(|later| later != flag));
+    known && once && names.len() <= 1 && names.iter().all(|name| BENCHES.contains(name))
 }
 
 #[cfg(test)]
@@ -87,6 +117,14 @@ mod tests {
     }
 
     #[test]
+    fn a_benchmark_gets_its_flags_in_any_order() {
+        for line in ["bench", "bench drain", "bench --check drain", "bench held_xmin --quick --check"] {
+            let args = line.split_whitespace().skip(1).map(str::to_owned).collect();
+            assert_eq!(parsed(line).unwrap(), Task::Bench { args }, "{line}");
+        }
+    }
+
+    #[test]
     fn help_is_found_everywhere() {
         for line in ["help", "--help", "-h", "up --help", "test -h"] {
             assert_eq!(parsed(line).unwrap(), Task::Help, "{line}");
@@ -103,6 +141,10 @@ mod tests {
             ("down --all", "--all"),
             ("env x", "x"),
             ("test --nocapture", "--nocapture"),
+            ("bench dran", "dran"),
+            ("bench drain idle", "drain idle"),
+            ("bench --check --check", "--check"),
+            ("bench --full", "--full"),
         ] {
             let error = parsed(line).unwrap_err();
             assert_eq!(error.exit_code(), 2, "{line}");

@@ -74,7 +74,7 @@ fn step(name: &'static str, command: Command, paths: &Paths) -> Result<()> {
     Ok(())
 }
 
-fn run(name: &'static str, mut command: Command, paths: &Paths) -> Result<()> {
+pub(crate) fn run(name: &'static str, mut command: Command, paths: &Paths) -> Result<()> {
     let status = command
         .current_dir(&paths.root)
         .stdin(Stdio::null())

@@ -5,11 +5,13 @@
 //! | `up`, `down`, `env` | Postgres and Kafka for this workspace, see [`stack`] |
 //! | `demo` | the whole story on real servers, see [`demo`] |
 //! | `test` | every check in the order in which a failure is cheapest, see [`check`] |
+//! | `bench` | measurements beside their limits, by `baton-bench`, see [`bench`] |
 //!
 //! Messages for people go to stderr; stdout carries only what is asked for (`env`) or what a step prints.
-//! Exit codes: 0 done, 1 failed, 2 usage; `test` passes on the code of the step that failed.
+//! Exit codes: 0 done, 1 failed, 2 usage; `test` and `bench` pass on the code of the step that failed.
 
 mod args;
+mod bench;
 mod check;
 mod command;
 mod demo;
@@ -58,5 +60,6 @@ fn run(task: Task) -> Result<()> {
         }
         Task::Demo { keep } => demo::demo(&paths, keep),
         Task::Test { filter } => check::test(&paths, &filter),
+        Task::Bench { args } => bench::bench(&paths, &args),
     }
 }

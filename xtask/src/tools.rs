@@ -26,6 +26,7 @@ pub(crate) enum Need {
     OpenSsl,
     Zlib,
     Psql,
+    PgBouncer,
 }
 
 /// What building librdkafka and the TLS bindings takes.
@@ -39,8 +40,9 @@ pub(crate) const BUILD: &[Need] = &[
     Need::Zlib,
 ];
 
-/// What the tests run beside what was built: `psql`, as somebody would who has no driver at hand.
-pub(crate) const TEST: &[Need] = &[Need::Psql];
+/// What the tests run beside what was built: `psql`, as somebody would who has no driver at hand, and a pooler to stand between
+/// relay and Postgres.
+pub(crate) const TEST: &[Need] = &[Need::Psql, Need::PgBouncer];
 
 const JAVA: u32 = 17;
 
@@ -63,6 +65,8 @@ impl Need {
             }
             Self::Zlib => command::succeeds("pkg-config", &["--exists", "zlib"]),
             Self::Psql => on_path("psql"),
+            // Debian puts it where only root's path leads.
+            Self::PgBouncer => on_path("pgbouncer") || Path::new("/usr/sbin/pgbouncer").is_file(),
         }
     }
 
@@ -84,6 +88,7 @@ impl Need {
             Self::OpenSsl => ("OpenSSL's headers", &["libssl-dev"]),
             Self::Zlib => ("zlib's headers", &["zlib1g-dev"]),
             Self::Psql => ("psql", &["postgresql-client"]),
+            Self::PgBouncer => ("PgBouncer", &["pgbouncer"]),
         }
     }
 }

@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use baton_migrations::{migrate_inbox, migrate_outbox};
 use futures_util::FutureExt as _;
+use sqlx::migrate::{Migration, MigrationType, Migrator};
 use sqlx::postgres::PgConnectOptions;
-use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection};
+use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, SqlSafeStr as _};
 
 /// An empty database of a test's own.
 pub(crate) struct Database {
@@ -24,6 +25,57 @@ pub(crate) async fn empty(test: impl AsyncFnOnce(&Database)) {
 pub(crate) async fn outbox(test: impl AsyncFnOnce(&Database)) {
     empty(async |db| {
         migrate_outbox(&mut db.connect().await, None, None).await.expect("migrate outbox");
+        test(db).await;
+    })
+    .await;
+}
+
+/// The numbers of the files in `outbox/`, in order: what a new outbox is made by.
+pub(crate) fn outbox_versions() -> Vec<i64> {
+    let mut versions: Vec<i64> = outbox_texts().into_iter().map(|(version, _)| version).collect();
+    versions.sort_unstable();
+    versions
+}
+
+fn outbox_texts() -> Vec<(i64, String)> {
+    let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/outbox");
+    let files = std::fs::read_dir(directory)
+        .expect("read migrations/outbox")
+        .map(|file| file.expect("a file").path());
+    files
+        .filter_map(|path| {
+            let version = path.file_name()?.to_str()?.split_once('_')?.0.parse().ok()?;
+            Some((version, std::fs::read_to_string(&path).expect("read a migration")))
+        })
+        .collect()
+}
+
+/// Runs a test on a database whose outbox, of 8 shards, an older baton migrated: up to this version, from 2 on.
+pub(crate) async fn outbox_of(version: i64, test: impl AsyncFnOnce(&Database)) {
+    empty(async |db| {
+        let mut texts = outbox_texts();
+        texts.retain(|(number, _)| *number <= version);
+        texts.sort();
+        let migrations = texts.into_iter().map(|(number, text)| {
+            let text = AssertSqlSafe(text).into_sql_str();
+            Migration::new(number, "older".into(), MigrationType::Simple, text, false)
+        });
+        let mut migrator = Migrator::with_migrations(migrations.collect());
+        migrator.dangerous_set_table_name("outbox._migrations");
+        migrator.create_schema("outbox");
+        let mut c = db.connect().await;
+        migrator.run_direct(None, &mut c, false).await.expect("migrate as an older baton");
+        for (sql, number) in [
+            (include_str!("../../queries/settings_insert.sql"), 8),
+            (include_str!("../../queries/shards_insert.sql"), 8),
+            (include_str!("../../queries/cursors_insert.sql"), 0_i64),
+        ] {
+            let mut query = sqlx::query(sql).bind(number);
+            if sql.contains("$2") {
+                query = query.bind(3_600_000_000_i64);
+            }
+            query.execute(&mut c).await.expect("settings as an older baton makes them");
+        }
         test(db).await;
     })
     .await;

@@ -18,7 +18,7 @@ async fn an_empty_database_is_missing_both_lines_and_current_after_migrating() {
         let outbox = migrate_outbox(&mut c, None, None).await.unwrap();
         let inbox = migrate_inbox(&mut c).await.unwrap();
 
-        assert_eq!((outbox.line, outbox.versions), (Line::Outbox, vec![1, 2, 3, 4]));
+        assert_eq!((outbox.line, outbox.versions), (Line::Outbox, fixture::outbox_versions()));
         assert_eq!((inbox.line, inbox.versions, inbox.settings), (Line::Inbox, vec![1], None));
         let settings = outbox.settings.unwrap();
         assert_eq!((settings.shards.get(), settings.slot_period), (8, Duration::from_secs(6 * 3600)));
@@ -51,7 +51,8 @@ async fn a_migration_that_changes_something_leaves_an_audit_row_and_another_leav
                 .await
                 .unwrap();
         assert_eq!(outbox.len(), 2, "{outbox:?}");
-        assert_eq!((outbox[0].0.as_str(), outbox[0].1), ("migrate outbox", 4));
+        let versions = i64::try_from(fixture::outbox_versions().len()).unwrap();
+        assert_eq!((outbox[0].0.as_str(), outbox[0].1), ("migrate outbox", versions));
         assert_eq!(outbox[1].2["slot_period_seconds"], 3600.0);
         let inbox: i64 =
             value(&mut c, "SELECT count(*) FROM inbox.audit WHERE command = 'migrate inbox'").await;
@@ -95,7 +96,7 @@ async fn of_several_migrations_at_once_one_applies_and_the_others_find_it_done()
             });
         }
         let applied = tasks.join_all().await.into_iter().map(|a| a.unwrap().versions.len()).sum::<usize>();
-        assert_eq!(applied, 4 + 1);
+        assert_eq!(applied, fixture::outbox_versions().len() + 1);
     })
     .await;
 }
@@ -107,7 +108,7 @@ async fn a_migration_waits_rightly_where_transactions_default_to_repeatable_read
         db.connect().await.execute(AssertSqlSafe(set)).await.unwrap();
         let (mut a, mut b) = (db.connect().await, db.connect().await);
         let (a, b) = tokio::join!(migrate_outbox(&mut a, None, None), migrate_outbox(&mut b, None, None));
-        assert_eq!(a.unwrap().versions.len() + b.unwrap().versions.len(), 4);
+        assert_eq!(a.unwrap().versions.len() + b.unwrap().versions.len(), fixture::outbox_versions().len());
     })
     .await;
 }
@@ -202,17 +203,24 @@ async fn a_record_that_does_not_fit_this_binary_is_refused_with_the_reason() {
     fixture::outbox(async |db| {
         let mut c = db.connect().await;
 
-        c.execute("INSERT INTO outbox._migrations VALUES (5, 'later', now(), true, '', 0)").await.unwrap();
+        let (newest, later) = (Line::Outbox.newest(), Line::Outbox.newest() + 1);
+
+        let insert = "INSERT INTO outbox._migrations VALUES ($1, 'later', now(), true, '', 0)";
+        sqlx::query(insert).bind(later).execute(&mut c).await.unwrap();
         let state = check(&mut c, Line::Outbox).await.unwrap();
-        assert_eq!(state, State::Ahead { applied: 5, newest: 4 });
+        assert_eq!(state, State::Ahead { applied: later, newest });
         let error = migrate_outbox(&mut c, None, None).await.unwrap_err();
-        assert!(matches!(error, Error::Ahead { applied: 5, newest: 4, .. }), "{error}");
+        assert!(
+            matches!(error, Error::Ahead { applied, newest: knows, .. } if (applied, knows) == (later, newest)),
+            "{error}"
+        );
 
-        c.execute("UPDATE outbox._migrations SET success = false WHERE version = 5").await.unwrap();
+        let begun = "UPDATE outbox._migrations SET success = false WHERE version = $1";
+        sqlx::query(begun).bind(later).execute(&mut c).await.unwrap();
         let error = check(&mut c, Line::Outbox).await.unwrap_err();
-        assert!(matches!(error, Error::Unfinished { version: 5, .. }), "{error}");
+        assert!(matches!(error, Error::Unfinished { version, .. } if version == later), "{error}");
 
-        c.execute("DELETE FROM outbox._migrations WHERE version = 5").await.unwrap();
+        sqlx::query("DELETE FROM outbox._migrations WHERE version = $1").bind(later).execute(&mut c).await.unwrap();
         c.execute("UPDATE outbox._migrations SET checksum = '\\x00'").await.unwrap();
         let error = migrate_outbox(&mut c, None, None).await.unwrap_err();
         assert!(matches!(error, Error::Changed { version: 1, .. }), "{error}");
@@ -222,26 +230,112 @@ async fn a_record_that_does_not_fit_this_binary_is_refused_with_the_reason() {
 
 #[tokio::test]
 async fn messages_with_strange_times_do_not_keep_an_operator_from_migrating() {
-    fixture::outbox(async |db| {
+    fixture::outbox_of(3, async |db| {
         let mut c = db.connect().await;
         c.execute(
-            "ALTER TABLE outbox.message DROP CONSTRAINT created_at_from_1970_to_9999;
-             DROP TABLE outbox.stopped;
-             DELETE FROM outbox._migrations WHERE version >= 4;
-             INSERT INTO outbox.message (topic, created_at) VALUES ('t', 'infinity'), ('t', '1500-01-01'), ('t', '20000-01-01')",
+            "INSERT INTO outbox.message (topic, created_at) VALUES ('t', 'infinity'), ('t', '1500-01-01'), ('t', '20000-01-01')",
         )
         .await
         .unwrap();
 
         let applied = migrate_outbox(&mut c, None, None).await.unwrap();
 
-        assert_eq!(applied.versions, [4]);
+        assert_eq!(applied.versions, fixture::outbox_versions()[3..]);
         assert_eq!(check(&mut c, Line::Outbox).await.unwrap(), State::Current);
         let kept: i64 = value(&mut c, "SELECT count(*) FROM outbox.message").await;
         assert_eq!(kept, 3);
         let more = "INSERT INTO outbox.message (topic, created_at) VALUES ('t', 'infinity')";
         let constraint = Some("created_at_from_1970_to_9999".to_owned());
         assert_eq!(refusal(&mut c, more).await, ("23514".to_owned(), constraint));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_lease_without_an_end_is_refused_and_one_that_is_there_ends() {
+    fixture::outbox_of(4, async |db| {
+        let mut c = db.connect().await;
+        c.execute("UPDATE outbox.shard SET owner = 'nobody', lease_until = 'infinity' WHERE shard = 3")
+            .await
+            .unwrap();
+        c.execute("UPDATE outbox.shard SET owner = 'a', lease_until = '2100-01-01' WHERE shard = 4")
+            .await
+            .unwrap();
+
+        migrate_outbox(&mut c, None, None).await.unwrap();
+
+        let ended =
+            "SELECT array_agg(shard ORDER BY shard) FROM outbox.shard WHERE lease_until <= clock_timestamp()";
+        assert_eq!(value::<Vec<i16>>(&mut c, ended).await, [3]);
+        let forever = "UPDATE outbox.shard SET owner = 'nobody', lease_until = 'infinity' WHERE shard = 0";
+        assert_eq!(refusal(&mut c, forever).await, ("23514".to_owned(), Some("a_lease_ends".to_owned())));
+        c.execute("UPDATE outbox.shard SET owner = NULL, lease_until = NULL WHERE shard = 3").await.unwrap();
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn producers_go_on_while_a_migration_waits_for_one_that_stays_open() {
+    fixture::outbox_of(3, async |db| {
+        let insert = "INSERT INTO outbox.message (topic) VALUES ('t')";
+        let mut holder = db.connect().await;
+        let mut open = holder.begin().await.unwrap();
+        open.execute(insert).await.unwrap();
+        let mut c = db.connect().await;
+        c.execute("SET lock_timeout = '100ms'").await.unwrap();
+        let migrating = tokio::spawn(async move { migrate_outbox(&mut c, None, None).await });
+        let mut producer = db.connect().await;
+        let waits = "SELECT count(*) FROM pg_locks WHERE NOT granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database())";
+        for _ in 0..5 {
+            // While it waits, and whoever comes next queues behind it.
+            let mut looks = 0;
+            while value::<i64>(&mut producer, waits).await == 0 {
+                looks += 1;
+                assert!(looks < 2_000, "the migration does not wait");
+            }
+            let inserted = tokio::time::timeout(Duration::from_secs(5), producer.execute(insert)).await;
+            inserted.expect("a producer stands still behind the migration").unwrap();
+        }
+        open.commit().await.unwrap();
+        let applied = migrating.await.unwrap().unwrap();
+        assert_eq!(applied.versions, fixture::outbox_versions()[3..]);
+        assert_eq!(value::<i64>(&mut producer, "SELECT count(*) FROM outbox.message").await, 6);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_migration_that_waits_in_vain_changes_nothing_and_names_who_holds_the_tables() {
+    fixture::outbox_of(3, async |db| {
+        let mut holder = db.connect().await;
+        holder.execute("SET application_name = 'the-report'").await.unwrap();
+        let pid: i32 = value(&mut holder, "SELECT pg_backend_pid()").await;
+        let mut open = holder.begin().await.unwrap();
+        open.execute("SELECT FROM outbox.message").await.unwrap();
+        let mut prepared = db.connect().await;
+        let prepare = format!(
+            "BEGIN; INSERT INTO outbox.message (topic) VALUES ('t'); PREPARE TRANSACTION '{}'",
+            db.name
+        );
+        prepared.execute(AssertSqlSafe(prepare)).await.unwrap();
+        let mut c = db.connect().await;
+        c.execute("SET lock_timeout = '20ms'").await.unwrap();
+
+        let error = migrate_outbox(&mut c, None, None).await.unwrap_err();
+
+        prepared.execute(AssertSqlSafe(format!("ROLLBACK PREPARED '{}'", db.name))).await.unwrap();
+        let Error::Locked { line: Line::Outbox, tries: 10, .. } = &error else { panic!("{error}") };
+        let said = error.to_string();
+        for words in
+            [&format!("pid {pid} (the-report, in a transaction for "), &db.name, "pg_terminate_backend"]
+        {
+            assert!(said.contains(words), "{words:?} is missing: {said}");
+        }
+        let state = check(&mut c, Line::Outbox).await.unwrap();
+        assert_eq!(state, State::Behind { applied: 3, newest: Line::Outbox.newest() });
+        // Nobody is left waiting for it, and it can be run again over the same connection.
+        open.rollback().await.unwrap();
+        migrate_outbox(&mut c, None, None).await.unwrap();
     })
     .await;
 }

@@ -83,6 +83,8 @@ baton_operator message_0: SELECT
 baton_operator message_1: SELECT
 baton_operator message_2: SELECT
 baton_operator message_3: SELECT
+baton_operator message_position_seq: SELECT
+baton_operator milestone: SELECT
 baton_operator parked: SELECT UPDATE
 baton_operator relay: SELECT
 baton_operator settings: SELECT
@@ -100,6 +102,8 @@ baton_readonly message_0: SELECT
 baton_readonly message_1: SELECT
 baton_readonly message_2: SELECT
 baton_readonly message_3: SELECT
+baton_readonly message_position_seq: SELECT
+baton_readonly milestone: SELECT
 baton_readonly parked: SELECT
 baton_readonly relay: SELECT
 baton_readonly settings: SELECT
@@ -116,6 +120,8 @@ baton_relay message_0: SELECT TRUNCATE
 baton_relay message_1: SELECT TRUNCATE
 baton_relay message_2: SELECT TRUNCATE
 baton_relay message_3: SELECT TRUNCATE
+baton_relay message_position_seq: SELECT
+baton_relay milestone: DELETE INSERT SELECT
 baton_relay parked: DELETE INSERT SELECT UPDATE
 baton_relay relay: DELETE INSERT SELECT UPDATE
 baton_relay settings: SELECT

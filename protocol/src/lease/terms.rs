@@ -14,13 +14,13 @@ pub struct Terms {
 #[non_exhaustive]
 pub enum Error {
     /// The lease is shorter than a second: a pause of the machine would lose it.
-    #[error("lease ttl {given:?} is shorter than a second; set it to at least 1s")]
+    #[error("a lease of {}s is shorter than a second, and a pause of the machine would lose it; set it to at least 1s", given.as_secs_f64())]
     TtlTooShort {
         /// What was set.
         given: Duration,
     },
     /// The lease is longer than a day: what a dead process holds would stand still as long.
-    #[error("lease ttl {given:?} is longer than a day; set it to at most 24h")]
+    #[error("a lease of {}s is longer than a day, and what a dead relay holds would stand still as long; set it to at most 24h", given.as_secs())]
     TtlTooLong {
         /// What was set.
         given: Duration,

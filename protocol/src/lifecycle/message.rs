@@ -12,7 +12,7 @@
 //! blocks nothing. An outage is no event here: it parks nothing and spends nothing. Resuming a topic spends no attempt.
 //! Attempts only count up, so that a failed message never silently becomes new again (R31): nothing leads to `pending`.
 
-use super::{IllegalTransition, Lifecycle, words};
+use super::{IllegalTransition, Lifecycle, Word as _, words};
 
 words! {
     /// Where a message stands. All but `pending` are values of `outbox.parked.state`; of a message that was published
@@ -101,6 +101,13 @@ pub const LIFECYCLE: Lifecycle<State, Event> = Lifecycle {
         (State::Dead, Event::Discarded, State::Discarded),
     ],
 };
+
+impl Cause {
+    /// Those for which Kafka, or a check before it, refuses a message: all but what an operator does.
+    pub fn refusals() -> impl Iterator<Item = Self> {
+        Self::ALL.iter().copied().filter(|cause| *cause != Self::Paused)
+    }
+}
 
 impl State {
     /// The state after `event`.

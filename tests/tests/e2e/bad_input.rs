@@ -55,6 +55,9 @@ fn a_wrong_database_url_is_named_without_its_password() {
             let ended = baton(&site, command, &[("DATABASE_URL", &stranger)]).await?;
             refused(&ended, 1, &["nobody-at-all"]);
         }
+        let group = format!("{scheme}://baton_relay@{host}");
+        let ended = baton(&site, &["relay"], &[("DATABASE_URL", &group)]).await?;
+        assert!(ended.stderr.contains("password") || ended.stderr.contains("a role with LOGIN"), "{ended}");
         let absent = format!("{}_absent", right.split('?').next().unwrap_or(right));
         for command in [&["status"][..], &["relay"]] {
             let ended = baton(&site, command, &[("DATABASE_URL", &absent)]).await?;
@@ -138,7 +141,19 @@ fn an_unknown_or_unusable_configuration_key_is_named_with_where_it_stands() {
         let ended = baton(&site, &["relay"], &[("BATON_LEASE__TTL", "soon")]).await?;
         refused(&ended, 2, &["BATON_LEASE__TTL", "soon", "30s"]);
         let ended = baton(&site, &["relay"], &[("BATON_LEASE__TTL", "10ms")]).await?;
-        refused(&ended, 2, &["BATON_LEASE__TTL", "1s"]);
+        refused(&ended, 2, &["BATON_LEASE__TTL", "a lease of 0.01s", "1s"]);
+        let ended = baton(&site, &["relay"], &[("BATON_LEASE__TTL", "0s")]).await?;
+        refused(&ended, 2, &["lease.ttl", "BATON_LEASE__TTL", "a lease of 0s", "at least 1s"]);
+        let ended = baton(&site, &["relay"], &[("BATON_PUBLISH__IN_FLIGHT_ROWS", "1")]).await?;
+        refused(&ended, 2, &["publish.page_rows", "2000", "publish.in_flight_rows (1)", "lower the one"]);
+        for nowhere in ["nohost.invalid:1", "192.0.2.1:9464"] {
+            let ended = baton(&site, &["relay"], &[("BATON_HTTP__LISTEN", nowhere)]).await?;
+            refused(
+                &ended,
+                2,
+                &[nowhere, "http.listen", "no address of this machine", "127.0.0.1:9464", "off"],
+            );
+        }
         // What Kubernetes injects for a Service of that name is none of ours.
         let ended = baton(
             &site,

@@ -52,7 +52,7 @@ fn a_million_late_messages_of_one_shard_hold_up_no_other_and_cost_no_memory() {
             memory_before / MIB
         ));
         assert!(
-            during <= 3 * before.max(2),
+            during <= 3 * before.max(5),
             "others' messages took {before} ms before and {during} ms during it"
         );
         assert!(memory < memory_before + 96 * MIB, "{memory_before} bytes before, {memory} after");

@@ -10,11 +10,16 @@
 //! | [`ownership`] | one owner a generation: kills, hand-overs, cut connections |
 //! | [`claims`] | the rules of ownership at their edges, by the relay's own statements |
 //! | [`takeover`] | how long nobody publishes a shard after a kill and after SIGTERM |
+//! | [`guards`] | what an administrator or a restore can break is refused with what to do, and once mended nothing is lost |
+//! | [`doctor`] | `baton doctor` finds what was broken, each with its advice, and nothing in a healthy site |
+//! | [`pooler`] | behind a pooler in session mode everything works; in another mode a relay refuses |
 //! | [`story`] | the recovery story, with a stopped and a killed process |
 //! | [`endurance`] | what an operator breaks for a moment is named and ridden out |
 //! | [`zombies`] | a relay stopped past its lease and continued changes nothing |
 //! | [`held`] | the fault table: each fault at each point of a relay's work |
 //! | [`refusals`] | what Kafka refuses stops its shard and nothing else |
+//! | [`rebase`] | an outbox that moves to another cluster skips nothing and repeats what was foretold |
+//! | [`retention`] | space comes back, never at the cost of a message, a producer or a dump |
 //! | [`lifecycles`] | the database knows the words of the lifecycles, and decides as the rule of a lease does |
 //! | [`status`] | the JSON of `baton status` |
 //! | [`seen`] | what a relay serves over HTTP, whatever is away |
@@ -30,11 +35,13 @@
 mod bad_input;
 mod bulk;
 mod claims;
+mod doctor;
 mod effects;
 mod endurance;
 mod envelope;
 mod faults;
 mod guarantees;
+mod guards;
 mod held;
 mod late;
 mod leases;
@@ -44,7 +51,10 @@ mod ownership;
 mod partitions;
 mod plans;
 mod planted;
+mod pooler;
+mod rebase;
 mod refusals;
+mod retention;
 mod ring;
 mod seen;
 mod status;

@@ -50,6 +50,17 @@ fn a_topic_that_does_not_exist_stops_only_its_shard_and_flows_once_it_is_made() 
         })
         .await?;
         assert_eq!(payloads(&site.kafka().records(&missing).await?), ["lost 0", "lost 1", "lost 2"]);
+        // Where it had been said that the shard stands still, it is said that it does no longer.
+        eventually("a line that says so, or none before it", PATIENCE, async || {
+            let log = relay.stderr();
+            let stood = log.contains("its shard waits and tries again");
+            if log.contains("INFO") && log.contains("the shard flows again") == stood {
+                Ok(())
+            } else {
+                fail!("{log}")
+            }
+        })
+        .await?;
         drop(relay);
         Ok(())
     });
@@ -82,7 +93,12 @@ fn a_message_larger_than_its_topic_takes_stops_its_shard_and_is_named() {
             sqlx::query_scalar("SELECT id::text FROM outbox.message WHERE octet_length(payload) = 30000")
                 .fetch_one(site.pool())
                 .await?;
-        says_loudly(&relay, &[&id, &topic, "max.message.bytes"]).await?;
+        let sizes = ["the message has 30", "at most 10000 bytes", "raise max.message.bytes"];
+        says_loudly(&relay, &[&[&id[..], &topic], &sizes[..]].concat()).await?;
+        let written = site.baton(&["status"])?.finish(PATIENCE).await?.success()?;
+        for words in sizes {
+            assert!(written.contains(words), "{words:?} is missing: {written}");
+        }
         stays("nothing overtaking it", Duration::from_secs(2), async || {
             let seen = site.kafka().count(&topic).await?;
             if seen == 4 { Ok(()) } else { fail!("{seen} records") }

@@ -225,6 +225,7 @@ impl Held {
             .bind(vec![SHARD])
             .bind(vec![self.generation])
             .bind(HELD_FOR)
+            .bind(vec![self.token])
             .fetch_all(&mut self.renewing)
             .await?;
         if renewed.len() == 1 { Ok(()) } else { fail!("a renewal was fenced") }

@@ -5,9 +5,13 @@ use std::time::Duration;
 
 use baton_tests::http::{Exposition, address_of, get, request};
 use baton_tests::{
-    Harness, Load, Outcome, Process, Proxy, Site, Way, eventually, fail, program, stays, test,
+    Harness, Load, Outcome, Process, Proxy, Site, Way, eventually, fail, lasts, program, stays, test,
 };
 use serde_json::Value;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
 
 use crate::leases::shares;
 
@@ -16,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const PAGES: [&str; 5] = ["/", "/livez", "/readyz", "/metrics", "/api/status"];
 
 /// The metrics that conventions name, and those beside them, with their types.
-const METRICS: [(&str, &str); 14] = [
+const METRICS: [(&str, &str); 18] = [
     ("baton_outbox_pending_messages", "gauge"),
     ("baton_outbox_oldest_pending_age_seconds", "gauge"),
     ("baton_published_total", "counter"),
@@ -25,8 +29,12 @@ const METRICS: [(&str, &str); 14] = [
     ("baton_leases", "gauge"),
     ("baton_lease_takeovers_total", "counter"),
     ("baton_parked_messages", "gauge"),
+    ("baton_stopped_shards", "gauge"),
     ("baton_enqueue_to_ack_seconds", "histogram"),
     ("baton_cursor_lag_messages", "gauge"),
+    ("baton_outbox_leaf_bytes", "gauge"),
+    ("baton_leaves_truncated_total", "counter"),
+    ("baton_leaf_truncations_skipped_total", "counter"),
     ("baton_in_flight_messages", "gauge"),
     ("baton_in_flight_bytes", "gauge"),
     ("baton_database_up", "gauge"),
@@ -106,6 +114,8 @@ fn metrics_say_what_waits_what_was_published_and_who_holds_what() {
             ("baton_leases{state=\"free\"}", 0.0),
             ("baton_lease_takeovers_total", 0.0),
             ("baton_parked_messages{state=\"dead\"}", 0.0),
+            ("baton_stopped_shards{cause=\"unknown_topic\"}", 0.0),
+            ("baton_stopped_shards{cause=\"too_large\"}", 0.0),
             ("baton_cursor_lag_messages{shard=\"7\"}", 0.0),
             ("baton_in_flight_messages", 0.0),
             ("baton_in_flight_bytes", 0.0),
@@ -129,8 +139,10 @@ fn metrics_say_what_waits_what_was_published_and_who_holds_what() {
                 page.value("baton_outbox_oldest_pending_age_seconds")? > 0.0,
                 page.value("baton_publish_failures_total{cause=\"unknown_topic\"}")? >= 1.0,
                 page.value("baton_published_total")? == 500.0,
+                page.value("baton_stopped_shards{cause=\"unknown_topic\"}")? >= 1.0,
+                page.value("baton_stopped_shards{cause=\"too_large\"}")? == 0.0,
             ];
-            if seen == [true; 4] { Ok(()) } else { fail!("{seen:?} {page:?}") }
+            if seen == [true; 6] { Ok(()) } else { fail!("{seen:?} {page:?}") }
         })
         .await?;
 
@@ -319,6 +331,57 @@ fn a_shard_that_stands_still_makes_the_process_unalive_while_the_rest_of_it_move
         site.emptied().await?;
         held(0.0).await
     });
+}
+
+#[test]
+fn clients_that_send_nothing_or_byte_by_byte_or_do_not_read_keep_no_probe_waiting() {
+    test(Duration::from_secs(60), Load::Light, async |harness: &mut Harness| {
+        let site = harness.site().await?;
+        let relay = site.relay("beset")?.env("BATON_HTTP__LISTEN", "127.0.0.1:0").start()?;
+        let address = address_of(&relay).await?;
+        becomes(&address, "/readyz", 200).await?;
+        // Two hundred at any time: who is sent away comes again.
+        let mut bad = JoinSet::new();
+        for n in 0..200 {
+            let address = address.clone();
+            bad.spawn(async move {
+                loop {
+                    // Its end is what it is after; how it ends is no matter.
+                    drop(misbehave(n % 3, &address).await);
+                    lasts("a moment before it comes again", Duration::from_millis(50)).await;
+                }
+            });
+        }
+        lasts("all of them being there", Duration::from_secs(1)).await;
+        for _ in 0..5 {
+            let asked = Instant::now();
+            let live = get(&address, "/livez").await?;
+            assert_eq!(live.code, 200, "{live:?}");
+            assert!(asked.elapsed() < Duration::from_secs(3), "/livez took {:?}", asked.elapsed());
+        }
+        bad.shutdown().await;
+        becomes(&address, "/readyz", 200).await?;
+        Ok(())
+    });
+}
+
+/// A client of no use, until its connection is closed: it sends nothing, a byte now and then, or reads nothing.
+async fn misbehave(kind: u32, address: &str) -> std::io::Result<()> {
+    let mut stream = TcpStream::connect(address).await?;
+    match kind {
+        0 => _ = stream.read(&mut [0]).await?,
+        1 => loop {
+            stream.write_all(b"G").await?;
+            lasts("a byte", Duration::from_millis(100)).await;
+        },
+        _ => {
+            for _ in 0..1_000 {
+                stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: h\r\n\r\n").await?;
+            }
+            lasts("an answer that nobody reads", Duration::from_secs(2)).await;
+        }
+    }
+    Ok(())
 }
 
 #[test]

@@ -77,7 +77,15 @@ fn of_a_stopped_shard_status_says_which_transition_of_which_message_why_and_unde
         .fetch_one(site.pool())
         .await?;
         let mut relay = site.relay("first")?.start()?;
-        let stopped = stopped_after(&site, 2).await?;
+        let stopped = stopped_after(&site, 3).await?;
+        // Said at the first, at every doubling, and not each time.
+        let said = |attempt: u32| {
+            relay
+                .stderr()
+                .lines()
+                .any(|line| line.contains("ERROR") && line.ends_with(&format!("attempts={attempt}")))
+        };
+        assert_eq!([1, 2, 3].map(said), [true, true, false], "{}", relay.stderr());
         assert_eq!(shape(&stopped), documented_stop());
         for (member, expected) in [
             ("transition", json!("pending → published")),
@@ -100,6 +108,8 @@ fn of_a_stopped_shard_status_says_which_transition_of_which_message_why_and_unde
         relay.kill().await?;
         let (first_failed_at, attempts) = (time("first_failed_at"), attempts(&stopped));
         let words = site.baton(&["status"])?.finish(PATIENCE).await?.success()?;
+        let first = words.lines().next().unwrap_or_default();
+        assert!(first.starts_with("stopped shards: 1 of 8"), "what needs an operator comes first: {words}");
         for word in
             [&id, &missing, "pending → published", "unknown_topic", "generation 1", "create the topic"]
         {
@@ -116,6 +126,11 @@ fn of_a_stopped_shard_status_says_which_transition_of_which_message_why_and_unde
         // Mended, it flows, and nothing has to be taken away for status to say so.
         assert_eq!(site.topic("missing", 1).await?, missing);
         site.emptied().await?;
+        eventually("a line that says that it flows again", PATIENCE, async || {
+            let log = relay.stderr();
+            if log.contains("the shard flows again") { Ok(()) } else { fail!("{log}") }
+        })
+        .await?;
         let flowing = status(&site).await?;
         assert!(shards(&flowing).all(|shard| shard["stopped"].is_null()), "{flowing}");
         drop(relay);
@@ -153,6 +168,34 @@ fn another_message_that_stops_the_same_shard_is_counted_from_one() {
         .await?;
         assert_eq!(stopped["attempts"], json!(1), "{stopped}");
         assert_eq!(stopped["first_failed_at"], stopped["last_failed_at"], "{stopped}");
+        Ok(())
+    });
+}
+
+#[test]
+fn a_stop_is_told_in_the_words_of_how_often_it_was_refused_and_when_it_is_tried_again() {
+    test(Duration::from_secs(60), Load::Light, async |harness: &mut Harness| {
+        let site = harness.site().await?;
+        sqlx::raw_sql(
+            "INSERT INTO outbox.message (topic, key) VALUES ('nowhere', 'k');
+             UPDATE outbox.shard SET owner = 'a', lease_until = now() + interval '1 min';
+             INSERT INTO outbox.stopped (shard, position, xid, id, topic, key, cause, error, attempts, generation,
+                                         first_failed_at, last_failed_at, next_attempt_at)
+             SELECT shard, position, xid, id, topic, key, 'unknown_topic', 'e', 1, 1, now(), now(), now() + interval '1 h'
+             FROM outbox.message",
+        )
+        .execute(site.pool())
+        .await?;
+        let told = async || site.baton(&["status"])?.finish(PATIENCE).await?.success();
+        let once = told().await?;
+        assert!(once.contains("refused 1 time in") && once.contains("it is tried again at 2"), "{once}");
+        sqlx::query("UPDATE outbox.stopped SET attempts = 2, next_attempt_at = now() - interval '1 s'")
+            .execute(site.pool())
+            .await?;
+        let twice = told().await?;
+        assert!(twice.contains("refused 2 times in"), "{twice}");
+        assert!(twice.contains("another try is due since 2"), "{twice}");
+        assert!(!twice.contains("it is tried again at"), "{twice}");
         Ok(())
     });
 }
@@ -210,6 +253,7 @@ fn documented(age: &str, owner: &str, lease: &str) -> Value {
         "parked": {"retrying": "number", "blocked": "number", "dead": "number", "paused": "number", "oldest_age_seconds": "null"},
         "relays": "array",
         "shards": vec![shard; 8],
+        "leaves": "array",
     })
 }
 
@@ -218,7 +262,12 @@ fn shape(value: &Value) -> Value {
     match value {
         Value::Object(members) => members
             .iter()
-            .map(|(name, value)| (name.clone(), if name == "relays" { json!("array") } else { shape(value) }))
+            .map(|(name, value)| {
+                (
+                    name.clone(),
+                    if name == "relays" || name == "leaves" { json!("array") } else { shape(value) },
+                )
+            })
             .collect(),
         Value::Array(items) => items.iter().map(shape).collect(),
         Value::Null => json!("null"),

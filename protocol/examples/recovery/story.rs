@@ -1,29 +1,14 @@
-//! The story of a worker that dies, in logical time, over the very rules that the relay and the inbox obey.
-//!
-//! ```sh
-//! cargo run --example recovery -p baton-protocol
-//! ```
-//!
-//! One line a check, `name: value`; the last says whether all are as they must be. The same story on a real database,
-//! with processes that are killed and stopped, is told by the end-to-end tests.
+//! The story itself: told by the example beside it and by the test `recovery`, which includes this file.
 
 use std::collections::BTreeSet;
 use std::fmt::Display;
 use std::num::NonZeroU32;
-use std::process::ExitCode;
 use std::time::Duration;
 
 use baton_protocol::fingerprint::Fingerprint;
 use baton_protocol::lease::Terms;
 use baton_protocol::lease::ownership::Holder;
 use baton_protocol::lease::work::{Claim, Work};
-
-#[allow(dead_code, reason = "a test includes this file and has a main of its own")]
-fn main() -> ExitCode {
-    let told = tell();
-    println!("{}", told.text());
-    if told.holds() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
-}
 
 /// How often work is run before it is dead.
 const BUDGET: NonZeroU32 = NonZeroU32::MIN.saturating_add(2);

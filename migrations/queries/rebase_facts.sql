@@ -1,0 +1,23 @@
+-- What says whether an outbox was restored, in one row; none: outbox.settings is empty. The snapshot is the one that new
+-- cursors start from. Reads every message once.
+WITH now AS MATERIALIZED (
+    -- The next transaction id: age() counts from it, once a transaction (docs/decisions/0001).
+    SELECT s.snapshot, pg_snapshot_xmax(s.snapshot)::text::bigint + age(pg_snapshot_xmax(s.snapshot)::xid) AS next
+    FROM (SELECT pg_current_snapshot() AS snapshot) s
+)
+SELECT o.system_identifier AS stored_cluster, control.system_identifier AS this_cluster, now.snapshot::text, now.next,
+       v.last_value + CASE WHEN v.is_called THEN 1 ELSE 0 END AS next_position,
+       -- No row may get a position that a row, a cursor or a message set aside has or had.
+       greatest((SELECT max(last."position") FROM outbox.shard s
+                 CROSS JOIN LATERAL (SELECT m."position" FROM outbox.message m WHERE m.shard = s.shard
+                                     ORDER BY m."position" DESC LIMIT 1) last),
+                (SELECT max("position") FROM outbox.cursor),
+                (SELECT max("position") FROM outbox.parked), 0) AS highest_position,
+       q.seqcache <> 1 OR q.seqincrement <> 1 OR q.seqcycle AS altered_sequence,
+       EXISTS (SELECT FROM outbox.message m WHERE m.xid::text::bigint >= now.next) AS future_messages,
+       EXISTS (SELECT FROM outbox.cursor c
+               WHERE greatest(pg_snapshot_xmax(c.snapshot), pg_snapshot_xmax(c.late_snapshot), c.ceiling)::text::bigint > now.next)
+           AS future_cursors,
+       o.shards - (SELECT count(*)::integer FROM outbox.cursor WHERE shard < o.shards) AS without_cursor
+FROM now, outbox.settings o, outbox.message_position_seq v, pg_control_system() control,
+     pg_sequence q WHERE q.seqrelid = 'outbox.message_position_seq'::regclass

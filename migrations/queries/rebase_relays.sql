@@ -1,0 +1,2 @@
+-- Those that lived when the copy was made.
+DELETE FROM outbox.relay

@@ -1,0 +1,2 @@
+-- Compiling these statements takes a hundred times as long as running them.
+SELECT set_config('jit', 'off', false)

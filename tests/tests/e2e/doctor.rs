@@ -1,0 +1,209 @@
+//! `baton doctor` finds what was broken, each with its advice, and nothing in a healthy site.
+
+use std::time::Duration;
+
+use baton_tests::{Failure, Harness, Load, Outcome, Site, eventually, fail, figure, test};
+use serde_json::Value;
+use sqlx::{AssertSqlSafe, Connection, Executor};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+#[test]
+fn a_healthy_site_has_no_warnings_and_no_errors() {
+    test(Duration::from_secs(60), Load::Light, async |harness: &mut Harness| {
+        let site = harness.site().await?;
+        let topic = site.topic("healthy", 1).await?;
+        site.pool()
+            .execute(AssertSqlSafe(format!(
+                "INSERT INTO outbox.message (topic, key) VALUES ('{topic}', 'a'), ('{topic}', 'b')"
+            )))
+            .await?;
+        let mut relay = site.relay("relay")?.start()?;
+        site.emptied().await?;
+        let (code, findings) = examine(&site, &["--older-than", "1h"]).await?;
+        let ill: Vec<&Value> = findings
+            .iter()
+            .filter(|f| !["ok", "note"].contains(&f["level"].as_str().unwrap_or("")))
+            .collect();
+        assert!(ill.is_empty() && code == Some(0), "exit {code:?}: {ill:#?}");
+        for check in [
+            "postgres",
+            "pooler",
+            "migrations",
+            "privileges",
+            "recovery",
+            "guards",
+            "leases",
+            "relays",
+            "shards",
+            "kafka",
+        ] {
+            assert!(
+                findings.iter().any(|f| f["check"] == check && f["level"] == "ok"),
+                "{check} is missing: {findings:#?}"
+            );
+        }
+        let lines = site.baton(&["doctor", "--older-than", "1h"])?.finish(PATIENCE).await?.success()?;
+        assert!(lines.contains("0 errors, 0 warnings"), "{lines}");
+        assert!(relay.terminate(PATIENCE).await?.success(), "{}", relay.stderr());
+        Ok(())
+    });
+}
+
+#[test]
+fn what_is_ill_is_found_each_with_its_advice_the_errors_first() {
+    test(Duration::from_secs(60), Load::Light, async |harness: &mut Harness| {
+        let site = harness.site().await?;
+        let narrow = site
+            .topic_with(
+                "narrow",
+                1,
+                &[
+                    ("max.message.bytes", "10000"),
+                    ("cleanup.policy", "compact"),
+                    ("unclean.leader.election.enable", "true"),
+                    ("message.timestamp.type", "LogAppendTime"),
+                    ("min.insync.replicas", "2"),
+                ],
+            )
+            .await?;
+        let missing = site.topic_name("missing");
+        let keys = site.key_of_each_shard().await?;
+        for (topic, key) in [(&narrow, &keys[0]), (&missing, &keys[1])] {
+            sqlx::query("INSERT INTO outbox.message (topic, key) VALUES ($1, $2)")
+                .bind(topic)
+                .bind(key)
+                .execute(site.pool())
+                .await?;
+        }
+        // A relay writes down what stops it, before the sequence is broken.
+        let mut relay = site.relay("relay")?.start()?;
+        eventually("the refused message to be written down", PATIENCE, async || {
+            let count: i64 =
+                sqlx::query_scalar("SELECT count(*) FROM outbox.stopped").fetch_one(site.pool()).await?;
+            if count > 0 { Ok(()) } else { fail!("nothing stands still") }
+        })
+        .await?;
+        relay.kill().await?;
+        // Before anything is prepared: that keeps its lock on the sequence.
+        site.pool()
+            .execute(
+                "ALTER SEQUENCE outbox.message_position_seq CACHE 100;
+                 UPDATE outbox.settings SET system_identifier = 7;
+                 UPDATE outbox.shard SET owner = 'ghost', lease_until = '9999-12-31' WHERE shard = 3;
+                 INSERT INTO outbox.relay (owner, live_until) VALUES ('ghost', 'infinity')",
+            )
+            .await?;
+        let gid = site.topic_name("orphan");
+        let mut orphan = site.connect().await?;
+        orphan
+            .execute("BEGIN; INSERT INTO outbox.message (topic, key) VALUES ('never-published', 'orphan')")
+            .await?;
+        orphan.execute(AssertSqlSafe(format!("PREPARE TRANSACTION '{gid}'"))).await?;
+        orphan.close().await?;
+        let mut open = site.connect().await?;
+        open.execute("SET application_name = 'forgotten'; BEGIN; CREATE TABLE idle (n int)").await?;
+        let pid: i32 = sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut open).await?;
+
+        let (code, findings) = examine(&site, &["--older-than", "0s"]).await?;
+        assert_eq!(code, Some(1), "{findings:#?}");
+        for (check, level, found, advice) in [
+            ("guards", "error", "has CACHE 100", "baton rebase"),
+            ("guards", "error", "belongs to the cluster 7", "baton rebase"),
+            ("leases", "error", "shard 3 ends at 9999-12-31", "UPDATE outbox.shard SET owner = NULL"),
+            (
+                "leases",
+                "warning",
+                "the relay ghost counts as alive",
+                "DELETE FROM outbox.relay WHERE owner = 'ghost'",
+            ),
+            ("topics", "error", &format!("the topic {missing} is not there"), &format!("create {missing}")),
+            ("shards", "error", &missing, "create the topic"),
+            (
+                "topics",
+                "warning",
+                &format!("the topic {narrow} takes batches of at most 10000"),
+                "batch.size",
+            ),
+            ("topics", "warning", "may elect a leader that lacks", "unclean.leader.election.enable"),
+            ("topics", "error", "wants 2 replicas in sync and has 1", "min.insync.replicas"),
+            ("topics", "note", "is compacted", "a key"),
+            ("topics", "note", "that of its arrival", "relay.ce_time"),
+            ("topics", "note", "has one replica", "three replicas"),
+            ("transactions", "warning", &format!("pid {pid}"), &format!("pg_terminate_backend({pid})")),
+            ("transactions", "warning", "\"forgotten\"", "pg_terminate_backend"),
+            ("prepared transactions", "warning", &gid, &format!("ROLLBACK PREPARED '{gid}'")),
+        ] {
+            let seen = findings.iter().any(|f| {
+                f["check"] == check
+                    && f["level"] == level
+                    && f["found"].as_str().is_some_and(|text| text.contains(found))
+                    && f["advice"].as_str().is_some_and(|text| text.contains(advice))
+            });
+            assert!(seen, "{check}, {level}, {found:?}, {advice:?} is missing: {findings:#?}");
+        }
+        let levels: Vec<usize> = findings
+            .iter()
+            .filter_map(|f| ["error", "warning", "note", "ok"].iter().position(|level| f["level"] == *level))
+            .collect();
+        assert!(levels.is_sorted() && levels.len() == findings.len(), "{findings:#?}");
+        figure(&format!(
+            "baton doctor found {} errors in an ill site",
+            levels.iter().filter(|l| **l == 0).count()
+        ));
+        sqlx::raw_sql(AssertSqlSafe(format!("ROLLBACK PREPARED '{gid}'"))).execute(site.pool()).await?;
+        open.close().await?;
+        Ok(())
+    });
+}
+
+#[test]
+fn without_broker_database_or_migrations_it_says_so_and_examines_the_rest() {
+    test(Duration::from_secs(90), Load::Light, async |harness: &mut Harness| {
+        let site = harness.site().await?;
+        let nobody = "127.0.0.1:1";
+        let nowhere = site.place().with_postgres_address(nobody)?.database_url;
+        let of = async |launch: baton_tests::Launch| -> Outcome<(Option<i32>, Vec<Value>)> {
+            let ended = launch.args(["--json"]).finish(Duration::from_secs(60)).await?;
+            Ok((
+                ended.status.code(),
+                serde_json::from_str(&ended.stdout).map_err(|_| Failure::new(ended.to_string()))?,
+            ))
+        };
+        let level = |findings: &[Value], check: &str| -> Vec<String> {
+            let of_check = findings.iter().filter(|f| f["check"] == check);
+            of_check.map(|f| format!("{}: {}", f["level"].as_str().unwrap_or(""), f["found"])).collect()
+        };
+        let doctor = site.baton(&["doctor"])?.env("DATABASE_URL", nowhere);
+        let (code, findings) = of(doctor).await?;
+        assert_eq!(code, Some(1), "{findings:#?}");
+        assert!(level(&findings, "postgres")[0].starts_with("error: "), "{findings:#?}");
+        assert!(level(&findings, "kafka")[0].starts_with("ok: "), "{findings:#?}");
+
+        let (code, findings) = of(site.baton(&["doctor"])?.env("KAFKA_BROKERS", nobody)).await?;
+        assert_eq!(code, Some(1), "{findings:#?}");
+        assert!(level(&findings, "kafka")[0].contains("nobody listens on port 1"), "{findings:#?}");
+        assert!(level(&findings, "guards")[0].starts_with("ok: "), "{findings:#?}");
+
+        let bare = site.baton(&["doctor"])?.without_env("DATABASE_URL").without_env("KAFKA_BROKERS");
+        let (code, findings) = of(bare).await?;
+        assert_eq!(code, Some(1), "{findings:#?}");
+        assert!(level(&findings, "postgres")[0].contains("not given"), "{findings:#?}");
+        assert!(level(&findings, "kafka")[0].contains("not given"), "{findings:#?}");
+
+        site.pool().execute("DROP SCHEMA outbox CASCADE").await?;
+        let (code, findings) = of(site.baton(&["doctor"])?).await?;
+        assert_eq!(code, Some(1), "{findings:#?}");
+        let migrations = level(&findings, "migrations");
+        assert!(migrations.len() == 1 && migrations[0].contains("has no outbox"), "{findings:#?}");
+        Ok(())
+    });
+}
+
+/// What `baton doctor --json` finds, without what other tests of this server have open.
+async fn examine(site: &Site, args: &[&str]) -> Outcome<(Option<i32>, Vec<Value>)> {
+    let ended = site.baton(&["doctor", "--json"])?.args(args).finish(PATIENCE).await?;
+    let findings: Vec<Value> =
+        serde_json::from_str(&ended.stdout).map_err(|_| Failure::new(ended.to_string()))?;
+    Ok((ended.status.code(), findings))
+}
