@@ -5,7 +5,7 @@
 //! | `up`, `down`, `env` | Postgres and Kafka for this workspace, see [`stack`] |
 //! | `demo` | the whole story on real servers, see [`demo`] |
 //! | `test` | every check in the order in which a failure is cheapest, see [`check`] |
-//! | `bench` | measurements beside their limits, by `baton-bench`, see [`bench`] |
+//! | `bench` | measurements beside their limits, by `baton-bench`, see [`mod@bench`] |
 //!
 //! Messages for people go to stderr; stdout carries only what is asked for (`env`) or what a step prints.
 //! Exit codes: 0 done, 1 failed, 2 usage; `test` and `bench` pass on the code of the step that failed.
