@@ -9,6 +9,7 @@ use crate::config::{Effective, Side};
 use crate::database;
 use crate::failure::Failure;
 use crate::migrate::NotCurrent;
+use crate::out;
 use crate::table::{numbers, render, words};
 
 /// Prints the newest changes.
@@ -31,11 +32,10 @@ pub(crate) async fn run(config: &Effective, json: bool, limit: u32) -> Result<()
     if json {
         let entries: Vec<_> =
             entries.iter().map(as_json).collect::<Result<_, _>>().map_err(Failure::failed)?;
-        println!("{}", serde_json::to_string_pretty(&entries).map_err(Failure::failed)?);
+        out::json(&entries)
     } else {
-        print!("{}", for_people(entries));
+        out::text(&for_people(entries))
     }
-    Ok(())
 }
 
 fn as_json(entry: &Entry) -> Result<serde_json::Value, serde_json::Error> {

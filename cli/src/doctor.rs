@@ -11,6 +11,7 @@ use crate::config::{Effective, Side};
 use crate::database;
 use crate::failure::Failure;
 use crate::migrate::NotCurrent;
+use crate::out;
 
 /// Something must be mended.
 #[derive(Debug, thiserror::Error)]
@@ -49,9 +50,9 @@ pub(crate) async fn run(config: &Effective, long: Duration, json: bool) -> Resul
     }
     doctor::worst_first(&mut findings);
     if json {
-        println!("{}", serde_json::to_string_pretty(&findings).map_err(Failure::failed)?);
+        out::json(&findings)?;
     } else {
-        print!("{}", for_people(&findings));
+        out::text(&for_people(&findings))?;
     }
     match findings.iter().filter(|finding| finding.level == Level::Error).count() {
         0 => Ok(()),

@@ -11,6 +11,7 @@ mod doctor;
 mod failure;
 mod logging;
 mod migrate;
+mod out;
 mod rebase;
 mod relay;
 mod signals;
@@ -84,15 +85,15 @@ fn run(cli: &Cli, format: &mut LogFormat) -> Result<(), Failure> {
 fn show(config: &Effective, json: bool) -> Result<(), Failure> {
     let rows = config.rows()?;
     if json {
-        println!("{}", serde_json::to_string_pretty(&rows).map_err(Failure::failed)?);
+        out::json(&rows)?;
     } else {
         let absent = || "-".to_owned();
         let rows: Vec<_> =
             rows.into_iter().map(|row| [row.key, row.value.unwrap_or_else(absent), row.origin]).collect();
-        print!(
-            "{}",
-            table::render([table::words("key"), table::words("value"), table::words("origin")], &rows)
-        );
+        out::text(&table::render(
+            [table::words("key"), table::words("value"), table::words("origin")],
+            &rows,
+        ))?;
     }
     config.check_ranges()?;
     Ok(())

@@ -6,6 +6,7 @@ use crate::args;
 use crate::config::{Effective, Side, Span};
 use crate::database;
 use crate::failure::Failure;
+use crate::out;
 
 /// A database that is not as this binary needs it.
 #[derive(Debug, thiserror::Error)]
@@ -60,14 +61,12 @@ pub(crate) async fn run(config: &Effective, line: &args::Line) -> Result<(), Fai
         }
         args::Line::Inbox { .. } => migrate_inbox(&mut connection).await?,
     };
-    println!("{}", report(&applied));
-    Ok(())
+    out::line(&report(&applied).to_string())
 }
 
 async fn say_current(connection: &mut sqlx::PgConnection, line: Line) -> Result<(), Failure> {
     require_current(connection, line).await?;
-    println!("the {line} is up to date");
-    Ok(())
+    out::line(&format!("the {line} is up to date"))
 }
 
 /// Refuses a database that this binary does not fit.

@@ -7,6 +7,7 @@ use crate::config::{Effective, Side};
 use crate::database;
 use crate::failure::Failure;
 use crate::migrate;
+use crate::out;
 use crate::table::{numbers, render};
 
 impl From<Error> for Failure {
@@ -22,18 +23,17 @@ pub(crate) async fn run(config: &Effective, dry_run: bool) -> Result<(), Failure
     let mode = if dry_run { Mode::DryRun } else { Mode::Apply };
     match rebase(&mut connection, mode).await? {
         Outcome::Planned(report) => {
-            print!("{}", for_people(&report));
-            println!("nothing has been changed: `baton rebase` without --dry-run does it");
+            out::text(&for_people(&report))?;
+            out::line("nothing has been changed: `baton rebase` without --dry-run does it")
         }
         Outcome::Done(report) => {
-            print!("{}", for_people(&report));
-            println!("the outbox is rebased: start the relays");
+            out::text(&for_people(&report))?;
+            out::line("the outbox is rebased: start the relays")
         }
-        _ => println!(
-            "nothing to do: the outbox belongs to this cluster, and nothing in it lies in the future"
+        _ => out::line(
+            "nothing to do: the outbox belongs to this cluster, and nothing in it lies in the future",
         ),
     }
-    Ok(())
 }
 
 fn for_people(report: &Report) -> String {

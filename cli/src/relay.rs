@@ -4,6 +4,7 @@ use baton_relay::{Error, Summary, Until, database};
 
 use crate::config::{Effective, Side};
 use crate::failure::Failure;
+use crate::out;
 use crate::signals;
 
 /// A run that ended with messages left.
@@ -38,7 +39,7 @@ pub(crate) async fn run(config: &Effective, until_empty: bool) -> Result<(), Fai
     let shutdown = signals::shutdown().map_err(|source| Failure::failed(NoSignals { source }))?;
     let Summary { published, stopped, .. } = baton_relay::run(settings, until, shutdown).await?;
     if until_empty {
-        println!("published {published} messages");
+        out::line(&format!("published {published} messages"))?;
     } else {
         // A service's last line belongs to its log.
         tracing::info!(published, "the relay has ended");

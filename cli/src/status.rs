@@ -7,6 +7,7 @@ use crate::config::{Effective, Side};
 use crate::database;
 use crate::failure::Failure;
 use crate::migrate;
+use crate::out;
 use crate::table::{numbers, render, words};
 
 /// Prints the state of the outbox.
@@ -14,12 +15,7 @@ pub(crate) async fn run(config: &Effective, json: bool) -> Result<(), Failure> {
     let mut connection = database::connect(&config.database_url(Side::Outbox)?).await?;
     migrate::require_current(&mut connection, Line::Outbox).await?;
     let status = status::read(&mut connection).await.map_err(Failure::failed)?;
-    if json {
-        println!("{}", serde_json::to_string_pretty(&status).map_err(Failure::failed)?);
-    } else {
-        print!("{}", for_people(&status));
-    }
-    Ok(())
+    if json { out::json(&status) } else { out::text(&for_people(&status)) }
 }
 
 fn for_people(status: &Status) -> String {

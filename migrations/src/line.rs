@@ -66,6 +66,7 @@ impl Line {
                 (4, "stopped", include_str!("../outbox/0004_stopped.sql")),
                 (5, "retention", include_str!("../outbox/0005_retention.sql")),
                 (6, "finite leases", include_str!("../outbox/0006_finite_leases.sql")),
+                (7, "one check", include_str!("../outbox/0007_one_check.sql")),
             ],
             Self::Inbox => &[(1, "inbox", include_str!("../inbox/0001_inbox.sql"))],
         }

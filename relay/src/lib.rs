@@ -32,6 +32,7 @@ mod model;
 mod pipeline;
 #[cfg(feature = "plants")]
 pub mod plant;
+mod poller;
 mod publish;
 mod reach;
 pub mod read;

@@ -13,10 +13,11 @@ use baton_protocol::envelope::{Envelope, Outgoing};
 use baton_protocol::lifecycle::message::Cause;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{DeliveryResult, Header, Message, OwnedHeaders};
-use rdkafka::producer::{BaseRecord, Producer as _, ProducerContext, PurgeConfig, ThreadedProducer};
+use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _, ProducerContext, PurgeConfig};
 use rdkafka::{ClientContext, config::FromClientConfigAndContext as _};
 use tokio::sync::Notify;
 
+use crate::poller::Poller;
 use crate::read::Row;
 use crate::refusal;
 use crate::settings::Settings;
@@ -136,7 +137,9 @@ pub(crate) struct Prepared {
 
 /// A shard's producer.
 pub(crate) struct Publisher {
-    producer: ThreadedProducer<Context>,
+    /// Ended before the producer, which it shares.
+    poller: Poller,
+    producer: Arc<BaseProducer<Context>>,
     reports: Arc<Reports>,
     envelope: Arc<Envelope>,
     /// Whether the broker has been asked about a topic over this producer's connections.
@@ -150,11 +153,11 @@ impl Publisher {
             changed: Notify::new(),
             fatal: Mutex::new(None),
         });
-        let producer = ThreadedProducer::from_config_and_context(
-            &settings.producer_config(),
-            Context(Arc::clone(&reports)),
-        )?;
-        Ok(Self { producer, reports, envelope, met: AtomicBool::new(false) })
+        let context = Context(Arc::clone(&reports));
+        let producer = Arc::new(BaseProducer::from_config_and_context(&settings.producer_config(), context)?);
+        let expected = Arc::clone(&reports);
+        let poller = Poller::start(Arc::clone(&producer), move || expected.window().unreported() > 0)?;
+        Ok(Self { poller, producer, reports, envelope, met: AtomicBool::new(false) })
     }
 
     pub(crate) fn reports(&self) -> &Arc<Reports> {
@@ -181,7 +184,10 @@ impl Publisher {
                 return Ok(HandOver::Failed(Failure::Refused { topic, cause, error }));
             }
         };
-        let number = self.reports.window().hand_over();
+        let (number, is_only_one) = {
+            let mut window = self.reports.window();
+            (window.hand_over(), window.unreported() == 1)
+        };
         #[expect(
             clippy::cast_possible_truncation,
             reason = "usize has 64 bits where librdkafka runs with us"
@@ -193,7 +199,12 @@ impl Publisher {
         record.payload = payload;
         record.partition = partition.map(u32::cast_signed);
         match self.producer.send(record) {
-            Ok(()) => Ok(HandOver::Taken(number)),
+            Ok(()) => {
+                if is_only_one {
+                    self.poller.wake();
+                }
+                Ok(HandOver::Taken(number))
+            }
             Err((error, record)) => {
                 self.reports.window().take_back();
                 *headers = record.headers;
