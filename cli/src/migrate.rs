@@ -61,7 +61,7 @@ pub(crate) async fn run(config: &Effective, line: &args::Line) -> Result<(), Fai
         }
         args::Line::Inbox { .. } => migrate_inbox(&mut connection).await?,
     };
-    out::line(&report(&applied).to_string())
+    out::line(&report(&applied))
 }
 
 async fn say_current(connection: &mut sqlx::PgConnection, line: Line) -> Result<(), Failure> {

@@ -2,7 +2,7 @@
 //!
 //! All shards share one connection; what is asked while a statement runs goes out with the next one. A cursor that was
 //! not moved is [`Outcome::Fenced`]: its lease has expired, was taken over, or the server lost its tail in a crash. Between
-//! two statements it looks at the [guards](crate::guards): what moves cursors must know that they mean something.
+//! two statements it looks at the [`guards`]: what moves cursors must know that they mean something.
 //!
 //! A cursor is the newest row of a ring, so that moving it costs the same however long a snapshot is held somewhere:
 //!
