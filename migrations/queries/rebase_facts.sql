@@ -18,6 +18,9 @@ SELECT o.system_identifier AS stored_cluster, control.system_identifier AS this_
        EXISTS (SELECT FROM outbox.cursor c
                WHERE greatest(pg_snapshot_xmax(c.snapshot), pg_snapshot_xmax(c.late_snapshot), c.ceiling)::text::bigint > now.next)
            AS future_cursors,
+       -- A message at a position that a cursor has passed, in a transaction that began after that cursor was written.
+       EXISTS (SELECT FROM outbox.message m JOIN outbox.cursor c ON c.shard = m.shard
+               WHERE m."position" <= c."position" AND m.xid >= c.ceiling) AS passed_messages,
        o.shards - (SELECT count(*)::integer FROM outbox.cursor WHERE shard < o.shards) AS without_cursor
 FROM now, outbox.settings o, outbox.message_position_seq v, pg_control_system() control,
      pg_sequence q WHERE q.seqrelid = 'outbox.message_position_seq'::regclass

@@ -125,6 +125,8 @@ pub enum Reason {
     },
     /// The sequence did not give out one number after the other: messages may lie below cursors.
     SequenceAltered,
+    /// Messages were enqueued at positions that cursors had passed: the sequence was set back, and may be ahead again.
+    PassedMessages,
     /// Shards came without a cursor: nobody knows what of them is published.
     NoCursor {
         /// How many.
@@ -149,6 +151,9 @@ impl fmt::Display for Reason {
             }
             Self::SequenceAltered => f.write_str(
                 "the sequence of positions was altered: it did not give out one number after the other",
+            ),
+            Self::PassedMessages => f.write_str(
+                "messages were enqueued at positions that cursors had passed: the sequence of positions was set back",
             ),
             Self::NoCursor { shards } => {
                 write!(f, "{shards} shards have no cursor: what of them was published is not known")
@@ -299,6 +304,7 @@ fn reasons(facts: &Facts) -> Vec<Reason> {
         facts.future_cursors.then_some(Reason::FutureCursors),
         (next <= highest).then_some(Reason::SequenceBehind { next, highest }),
         facts.altered_sequence.then_some(Reason::SequenceAltered),
+        facts.passed_messages.then_some(Reason::PassedMessages),
         (facts.without_cursor > 0).then_some(Reason::NoCursor { shards: facts.without_cursor }),
     ]
     .into_iter()

@@ -14,6 +14,8 @@ use sqlx::postgres::{PgConnectOptions, PgConnection};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Row as _};
 
 use crate::guards::{self, Violations};
+use uuid::Uuid;
+
 use crate::settings::Settings;
 
 /// The newest migration of the outbox that this relay knows. It works on no newer one: what that changed may be what it relies on.
@@ -241,6 +243,8 @@ fn session_settings(patience: Duration) -> String {
             // What the relay says was published must survive a crash of the server.
             ("synchronous_commit", "on"),
             ("timezone", "UTC"),
+            // A policy that hides rows would make them count as published: then statements fail instead.
+            ("row_security", "off"),
             // A statement that waited for a lock must see what was committed meanwhile, whatever the database's default is.
             ("default_transaction_isolation", "read committed"),
             ("statement_timeout", &millis),
@@ -339,6 +343,8 @@ pub(crate) struct Outbox {
     pub database: String,
     /// The number of shards.
     pub shards: i16,
+    /// Renewed by `baton rebase`.
+    pub id: Uuid,
 }
 
 /// Checks that this is the primary of a migrated outbox, that the relay's role may do what a relay does, and that nothing was
@@ -407,14 +413,14 @@ pub(crate) async fn identify(
     within: Duration,
 ) -> Result<(Outbox, Cluster), Error> {
     let asked = sqlx::query_as(include_str!("../queries/outbox_inspect.sql")).fetch_optional(connection);
-    let row: Option<(String, bool, i16, i64, bool)> =
+    let row: Option<(String, bool, i16, Uuid, i64, bool)> =
         answer("reading the outbox settings", within, asked).await?;
     match row {
         None => Err(Error::NotMigrated),
         Some((_, true, ..)) => Err(Error::Recovery),
-        Some((database, false, shards, stored, may_ask)) => {
+        Some((database, false, shards, id, stored, may_ask)) => {
             let cluster = if may_ask { Cluster::Stored(stored) } else { Cluster::NotToBeAsked };
-            Ok((Outbox { database, shards }, cluster))
+            Ok((Outbox { database, shards, id }, cluster))
         }
     }
 }

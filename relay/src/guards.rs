@@ -19,6 +19,7 @@
 //!
 //! A running relay stops for each of them rather than going on with a warning: while it stands still its durable cursors
 //! stand still too, and `baton rebase` finds what was enqueued below them; if it went on, they would pass it.
+//! What one relay found stands for it until a rebase, though the sequence be ahead again by itself or by hand meanwhile.
 //! What was enqueued between the change and the next look, and passed by a cursor within it, is not found: that is why it
 //! looks every few seconds.
 //!

@@ -124,6 +124,8 @@ pub async fn run(
         confirmed: Arc::default(),
         claimed: false,
         topics: Arc::new(topics),
+        outbox: None,
+        violated: None,
         target: None,
         until_empty: until == Until::Empty,
     };
@@ -167,6 +169,9 @@ where
             return Ok(summary(&process, Closed::Shutdown));
         }
         process.health.lost(&error);
+        if let database::Error::Guards(violations) = &error {
+            process.violated = Some(violations.clone());
+        }
         has_claimed |= process.claimed;
         if !error.passes() && (process.until_empty || !has_claimed) {
             return Err(error.into());

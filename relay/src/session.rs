@@ -29,6 +29,7 @@ use uuid::Uuid;
 use crate::budget::Budget;
 use crate::database::{self, Error, Outbox};
 use crate::fenced::{Fences, Operation};
+use crate::guards::Violations;
 use crate::health::{Beat, Health};
 use crate::lease::{self, Claimed, Free, Released};
 use crate::links::{Destroying, Ended, Links, Order};
@@ -68,6 +69,11 @@ pub(crate) struct Process {
     /// Whether the last session got as far as claiming: then the database was of use.
     pub claimed: bool,
     pub topics: Arc<Topics>,
+    /// The outbox that the last session found.
+    pub outbox: Option<Uuid>,
+    /// What a guard of an earlier session found on that outbox. It stands until a rebase, also if it can no longer be seen:
+    /// what was enqueued meanwhile lies below cursors.
+    pub violated: Option<Violations>,
     /// What `--until-empty` waits for, once it is known.
     pub target: Option<Target>,
     pub until_empty: bool,
@@ -135,6 +141,12 @@ where
     process.claimed = false;
     let mut connection = database::connect(&settings, "leases", patience).await?;
     let outbox = database::inspect(&mut connection, patience).await?;
+    if process.outbox.replace(outbox.id).is_some_and(|earlier| earlier != outbox.id) {
+        process.violated = None;
+    }
+    if let Some(violations) = &process.violated {
+        return Err(Error::Guards(violations.clone()));
+    }
     process.health.found();
     // The first that needs to write, so the last that is asked of a database that is read-only for a while.
     lease::ensure_token(&mut connection, patience).await?;

@@ -104,7 +104,7 @@ fn what_kubernetes_injects_is_ignored() {
 #[test]
 fn a_value_out_of_range_names_key_bound_and_origin() {
     for (file, key, bound) in [
-        ("[lease]\nttl = '999ms'", "lease.ttl", "ttl 999ms is shorter than a second"),
+        ("[lease]\nttl = '999ms'", "lease.ttl", "a lease of 0.999s is shorter than a second"),
         ("[lease]\nttl = '5s'\nmargin = '5s'", "lease.margin", "margin 5s"),
         ("[poll]\nfloor = '2s'\nceiling = '1s'", "poll.ceiling", "poll.floor"),
         ("[publish]\nin_flight_rows = 10", "publish.page_rows", "publish.in_flight_rows"),

@@ -21,6 +21,7 @@ pub(super) struct Facts {
     pub(super) altered_sequence: bool,
     pub(super) future_messages: bool,
     pub(super) future_cursors: bool,
+    pub(super) passed_messages: bool,
     pub(super) without_cursor: i32,
 }
 

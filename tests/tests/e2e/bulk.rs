@@ -51,8 +51,10 @@ fn a_million_late_messages_of_one_shard_hold_up_no_other_and_cost_no_memory() {
             memory / MIB,
             memory_before / MIB
         ));
+        // Small, it is over in a second, beside whatever else the machine does: some milliseconds are no delay.
+        let least = if full() { 2 } else { 10 };
         assert!(
-            during <= 3 * before.max(5),
+            during <= 3 * before.max(least),
             "others' messages took {before} ms before and {during} ms during it"
         );
         assert!(memory < memory_before + 96 * MIB, "{memory_before} bytes before, {memory} after");
