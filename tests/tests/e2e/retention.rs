@@ -85,6 +85,45 @@ fn a_leaf_with_a_late_row_that_is_not_consumed_is_not_truncated() {
 }
 
 #[test]
+fn rows_that_a_relay_cannot_see_keep_their_leaf() {
+    test(Duration::from_secs(60), Load::Light, async |harness: &mut Harness| {
+        let mut leaf = Leaf::in_turn(harness.site().await?).await?;
+        leaf.insert(100).await?;
+        leaf.milestone(7).await?;
+        // Of a shard that another table has lost its row of.
+        leaf.admin.execute("DELETE FROM outbox.fence").await?;
+        assert_eq!(leaf.truncate().await?.0, "unconsumed");
+
+        let leaf_table = format!("outbox.message_{}", leaf.slot);
+        for (hide, show, words) in [
+            (
+                "ALTER TABLE outbox.message ENABLE ROW LEVEL SECURITY".to_owned(),
+                "ALTER TABLE outbox.message DISABLE ROW LEVEL SECURITY".to_owned(),
+                "row-level security",
+            ),
+            (
+                format!("ALTER TABLE outbox.message DETACH PARTITION {leaf_table}"),
+                format!(
+                    "ALTER TABLE outbox.message ATTACH PARTITION {leaf_table} FOR VALUES IN ({})",
+                    leaf.slot
+                ),
+                "is not attached",
+            ),
+        ] {
+            leaf.admin.execute(AssertSqlSafe(hide.clone())).await?;
+            match leaf.truncate().await {
+                Err(failure) if failure.to_string().contains(words) => {}
+                other => fail!("after {hide}: {other:?}"),
+            }
+            assert_eq!(leaf.rows().await?, 100, "after {hide}");
+            leaf.admin.execute(AssertSqlSafe(show)).await?;
+        }
+        assert_eq!(leaf.truncate().await?.0, "unconsumed");
+        Ok(())
+    });
+}
+
+#[test]
 fn whoever_has_a_leaf_locked_keeps_it_is_named_and_makes_nobody_wait() {
     test(Duration::from_secs(90), Load::Light, async |harness: &mut Harness| {
         let mut leaf = Leaf::in_turn(harness.site().await?).await?;
