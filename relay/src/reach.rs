@@ -9,8 +9,10 @@ use std::net::{TcpStream, ToSocketAddrs as _};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rdkafka::ClientContext;
+use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::error::KafkaError;
-use rdkafka::producer::{BaseProducer, Producer as _};
+use rdkafka::producer::{BaseProducer, DeliveryResult, Producer as _, ProducerContext};
 
 use crate::settings::Settings;
 
@@ -122,6 +124,25 @@ impl fmt::Display for Address {
             None => f.write_str(&self.host),
         }
     }
+}
+
+/// Of a client that only asks: what librdkafka says by itself is the shards' to report, and no answer is an answer.
+pub(crate) struct Quiet;
+
+impl ClientContext for Quiet {
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, line: &str) {
+        tracing::debug!(?level, facility, "librdkafka: {line}");
+    }
+
+    fn error(&self, error: KafkaError, reason: &str) {
+        tracing::debug!("librdkafka: {error}: {reason}");
+    }
+}
+
+impl ProducerContext for Quiet {
+    type DeliveryOpaque = ();
+
+    fn delivery(&self, _: &DeliveryResult<'_>, (): ()) {}
 }
 
 #[cfg(test)]

@@ -6,14 +6,13 @@
 use std::time::Duration;
 
 use baton_protocol::lifecycle::message::Cause;
-use rdkafka::ClientContext;
 use rdkafka::admin::{AdminClient, AdminOptions, ResourceSpecifier};
-use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
 use rdkafka::message::Headers;
 use tokio::time::timeout;
 
 use crate::links::Destroying;
+use crate::reach::Quiet;
 use crate::settings::Settings;
 
 /// How long the broker may take to say what a topic allows. The shard waits anyway, with nothing in flight.
@@ -93,19 +92,6 @@ async fn limit(settings: &Settings, topic: &str, destroying: &Destroying) -> Opt
     destroying.destroy(client, false).await;
     let described = answer.ok()?.ok()?.into_iter().next()?.ok()?;
     described.get(LIMIT)?.value.as_deref()?.parse().ok()
-}
-
-/// What librdkafka says by itself is of no use here: no answer is an answer.
-struct Quiet;
-
-impl ClientContext for Quiet {
-    fn log(&self, level: RDKafkaLogLevel, facility: &str, line: &str) {
-        tracing::debug!(?level, facility, "librdkafka: {line}");
-    }
-
-    fn error(&self, error: KafkaError, reason: &str) {
-        tracing::debug!("librdkafka: {error}: {reason}");
-    }
 }
 
 #[cfg(test)]

@@ -7,16 +7,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rdkafka::ClientContext;
-use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::error::KafkaError;
-use rdkafka::producer::{BaseProducer, DeliveryResult, Producer as _, ProducerContext};
+use rdkafka::producer::{BaseProducer, Producer as _};
 use sqlx::postgres::PgConnection;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
 use crate::database::{self, Error, told};
+use crate::reach::Quiet;
 use crate::settings::Settings;
 use crate::status::{self, Status};
 
@@ -148,25 +147,6 @@ impl Look for BrokerLook {
         answer
             .map_err(|error| format!("kafka at {} does not answer: {}", self.settings.brokers, error).into())
     }
-}
-
-/// What librdkafka says by itself is the shards' to report; this client only asks.
-struct Quiet;
-
-impl ClientContext for Quiet {
-    fn log(&self, level: RDKafkaLogLevel, facility: &str, line: &str) {
-        tracing::debug!(?level, facility, "librdkafka: {line}");
-    }
-
-    fn error(&self, error: KafkaError, reason: &str) {
-        tracing::debug!("librdkafka: {error}: {reason}");
-    }
-}
-
-impl ProducerContext for Quiet {
-    type DeliveryOpaque = ();
-
-    fn delivery(&self, _: &DeliveryResult<'_>, (): ()) {}
 }
 
 #[cfg(test)]
