@@ -1,11 +1,12 @@
 //! `cargo xtask test`: every check, in the order in which a failure is cheapest to find.
 //!
 //! ```text
-//! tools ▶ stack ▶ compose file ▶ fmt ▶ clippy ▶ doc ▶ build ▶ test
+//! tools ▶ stack ▶ compose file ▶ fmt ▶ clippy ▶ doc ▶ build ▶ unit tests ▶ examples in docs ▶ tests on the servers
 //! ```
 //!
 //! The first step that fails ends the run with its exit code. Each step says on stderr how long it took;
-//! the tests come last and theirs is the last output, so that it ends with the runner's own summary.
+//! the tests on the servers come last and theirs is the last output, so that it ends with the runner's own summary, and what
+//! a red one of them said stands near the end.
 //! The test processes get `DATABASE_URL`, `KAFKA_BROKERS`, `BATON_BIN_DIR` (where `baton` and `orders` lie) and
 //! `BATON_STACK_DIR` (as an absolute path, because cargo runs each test program in its package's folder).
 
@@ -34,7 +35,9 @@ pub(crate) fn test(paths: &Paths, filter: &[String]) -> Result<()> {
     doc.env("RUSTDOCFLAGS", "-D warnings");
     step("doc", doc, paths)?;
     build(paths)?;
-    run("test", test_command(paths, &stack, filter), paths)
+    step("unit tests", test_command(&["--lib", "--bins"], paths, &stack, filter), paths)?;
+    step("examples in docs", test_command(&["--doc"], paths, &stack, filter), paths)?;
+    run("test", test_command(&["--test", "*"], paths, &stack, filter), paths)
 }
 
 /// Builds every program and test, so that those that start others find them in [`Paths::bin`].
@@ -48,8 +51,10 @@ pub(crate) fn build_programs(paths: &Paths) -> Result<()> {
     step("build", cargo(&["build", "--workspace", "--bins"]), paths)
 }
 
-fn test_command(paths: &Paths, stack: &Stack, filter: &[String]) -> Command {
+/// Always of the whole workspace, whose features the build step has resolved; which tests of it, `targets` says.
+fn test_command(targets: &[&str], paths: &Paths, stack: &Stack, filter: &[String]) -> Command {
     let mut tests = cargo(&["test", "--workspace", "--no-fail-fast"]);
+    tests.args(targets);
     if !filter.is_empty() {
         tests.arg("--").args(filter);
     }
@@ -113,9 +118,9 @@ mod tests {
     #[test]
     fn filters_go_to_the_test_runner_with_the_addresses() {
         let stack = Stack { database_url: "d".to_owned(), kafka_brokers: "k".to_owned(), ours: true };
-        let command = test_command(&paths(), &stack, &["one".to_owned(), "two".to_owned()]);
+        let command = test_command(&["--lib"], &paths(), &stack, &["one".to_owned(), "two".to_owned()]);
         let args: Vec<_> = command.get_args().collect();
-        assert_eq!(args, ["test", "--workspace", "--no-fail-fast", "--", "one", "two"]);
+        assert_eq!(args, ["test", "--workspace", "--no-fail-fast", "--lib", "--", "one", "two"]);
         assert!(
             command.get_envs().any(|(name, value)| name == "KAFKA_BROKERS" && value == Some("k".as_ref()))
         );
