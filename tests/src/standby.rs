@@ -136,6 +136,8 @@ impl Standby {
     ///
     /// When it does not come.
     pub async fn take_over(&mut self) -> Outcome {
+        // Two servers of one directory cannot be.
+        self.stop().await?;
         let address = self.primary.postgres_address()?;
         let port = address.rsplit(':').next().unwrap_or_default().parse()?;
         self.start("promoted", port, "primary_conninfo=")?;

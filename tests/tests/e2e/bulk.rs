@@ -51,11 +51,12 @@ fn a_million_late_messages_of_one_shard_hold_up_no_other_and_cost_no_memory() {
             memory / MIB,
             memory_before / MIB
         ));
-        // Small, it is over in a second, beside whatever else the machine does: some milliseconds are no delay.
-        let least = if full() { 2 } else { 10 };
+        // Small, it shows that they do not wait until it is over, beside whatever else the machine does; how little they wait is
+        // shown by the million.
+        let most = if full() { 3 * before.max(2) } else { before + (done_at - committed_at) / 8 };
         assert!(
-            during <= 3 * before.max(least),
-            "others' messages took {before} ms before and {during} ms during it"
+            during <= most,
+            "others' messages took {before} ms before and {during} ms during it, at most {most} are right"
         );
         assert!(memory < memory_before + 96 * MIB, "{memory_before} bytes before, {memory} after");
         Ok(())

@@ -197,7 +197,7 @@ fn whoever_has_a_leaf_locked_keeps_it_is_named_and_makes_nobody_wait() {
         reader.execute("BEGIN; LOCK TABLE outbox.milestone IN ACCESS EXCLUSIVE MODE").await?;
         let began = Instant::now();
         assert_eq!(leaf.truncate().await?.0, "locked");
-        assert!(began.elapsed() < SECOND, "{:?}", began.elapsed());
+        assert!(began.elapsed() < 5 * SECOND, "{:?}", began.elapsed());
         reader.execute("COMMIT").await?;
 
         // Under another isolation the check would see what was there before the lock.

@@ -42,7 +42,9 @@ fn inserts_do_not_wait_while_slots_turn_a_dump_runs_and_a_transaction_stays_open
             "must show 2: slowest insert, median of {pairs} pairs of runs of {length:?}: {with:?} with retention, {without:?} without; 0 lost"
         ));
         assert!(with <= without + Duration::from_millis(50), "{with:?} with, {without:?} without");
-        assert!(with < SECOND, "{with:?}");
+        // An insert that had to wait would wait until the dump ends. In the small tier the machine does other things as well.
+        let most = if full() { SECOND } else { 3 * SECOND };
+        assert!(with < most, "{with:?}");
         Ok(())
     });
 }
