@@ -17,7 +17,7 @@ pub(crate) async fn run(config: &Effective, json: bool, limit: u32) -> Result<()
     let mut entries = Vec::new();
     let mut is_missing = true;
     for (side, line) in [(Side::Outbox, Line::Outbox), (Side::Inbox, Line::Inbox)] {
-        let mut connection = database::connect(&config.database_url(side)?).await?;
+        let mut connection = database::connect_alone(&config.database_url(side)?).await?;
         if check(&mut connection, line).await? != State::Missing {
             is_missing = false;
             entries.extend(read(&mut connection, line, limit).await?);

@@ -3,6 +3,7 @@
 use std::str::FromStr as _;
 use std::time::Duration;
 
+use baton_relay::database::{self, Sessions};
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{ConnectOptions as _, Connection as _, PgConnection};
 
@@ -14,6 +15,11 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// From when on a statement is noted, for whoever debugs.
 const SLOW: Duration = Duration::from_secs(1);
+
+/// What to do about a pooler, in the words of the relay's own refusal.
+const SESSION_OF_ITS_OWN: &str = "this command needs a session of its own, because its prepared statements live in it; point \
+    outbox.database_url, inbox.database_url or DATABASE_URL at Postgres itself, or at a pool in session mode (pgbouncer: pool_mode = \
+    session)";
 
 /// Why there is no connection. None of these holds the URL, which may hold a password.
 #[derive(Debug, thiserror::Error)]
@@ -36,6 +42,14 @@ pub(crate) enum Error {
     NoDatabase { place: String, origin: String, source: sqlx::Error },
     #[error("Postgres at {place} cannot be used (from {origin})")]
     Unusable { place: String, origin: String, source: sqlx::Error },
+    #[error(
+        "a connection pooler at {place} gives its sessions to one transaction each (from {origin}): {SESSION_OF_ITS_OWN}"
+    )]
+    Pooled { place: String, origin: String },
+    #[error("{found}: {SESSION_OF_ITS_OWN}")]
+    Exchanged { found: String },
+    #[error("cannot tell whether a connection pooler stands before Postgres at {place} (from {origin})")]
+    Untold { place: String, origin: String, source: database::Error },
 }
 
 impl From<Error> for Failure {
@@ -66,6 +80,41 @@ pub(crate) async fn connect(database: &DatabaseUrl) -> Result<PgConnection, Erro
         Ok(Ok(connection)) => Ok(connection),
         Ok(Err(source)) => Err(explain(place, options.get_username(), origin, source)),
     }
+}
+
+/// The same, for a command that a pooler in transaction mode would break half-way: refused before anything is done.
+///
+/// # Errors
+/// Those of [`connect`]; and [`Error::Pooled`].
+///
+/// # Cancel safety
+/// Safe: connections that are being made are dropped.
+pub(crate) async fn connect_alone(database: &DatabaseUrl) -> Result<PgConnection, Error> {
+    let (mut connection, mut another) = (connect(database).await?, connect(database).await?);
+    let sessions = database::sessions_of(&mut connection, &mut another, PATIENCE).await;
+    let options = options(database)?;
+    let (place, origin) = (place(&options), database.origin.clone());
+    match sessions {
+        Ok(Sessions::Own) => {
+            // Nothing is lost with it.
+            drop(another.close().await);
+            Ok(connection)
+        }
+        Ok(Sessions::Pooled) => Err(Error::Pooled { place, origin }),
+        Err(source) => Err(Error::Untold { place, origin, source }),
+    }
+}
+
+/// Whether an error has its cause in a pooler that has exchanged the session of a connection.
+pub(crate) fn exchanged(error: &(dyn std::error::Error + 'static)) -> Option<Error> {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        if let Some(found) = error.downcast_ref().and_then(database::exchanged_session) {
+            return Some(Error::Exchanged { found });
+        }
+        cause = error.source();
+    }
+    None
 }
 
 /// Checks the URL without connecting.

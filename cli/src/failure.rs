@@ -9,6 +9,7 @@ use baton_relay::database::told;
 
 use crate::args::LogFormat;
 use crate::config;
+use crate::database;
 
 /// Why a command did not do what it was asked to.
 #[derive(Debug)]
@@ -25,7 +26,11 @@ impl Failure {
     }
 
     pub(crate) fn failed(error: impl Error + Send + Sync + 'static) -> Self {
-        Self::Failed(Box::new(error))
+        match database::exchanged(&error) {
+            // What the server says of it helps nobody: it is not the statement that is wrong.
+            Some(pooled) => Self::Failed(Box::new(pooled)),
+            None => Self::Failed(Box::new(error)),
+        }
     }
 
     /// Says it on stderr, in the form the logs have, and gives the code.

@@ -52,7 +52,7 @@ pub(crate) async fn run(config: &Effective, line: &args::Line) -> Result<(), Fai
         args::Line::Outbox { .. } => Side::Outbox,
         args::Line::Inbox { .. } => Side::Inbox,
     };
-    let mut connection = database::connect(&config.database_url(side)?).await?;
+    let mut connection = database::connect_alone(&config.database_url(side)?).await?;
     let applied = match line {
         args::Line::Outbox { check: true, .. } => return say_current(&mut connection, Line::Outbox).await,
         args::Line::Inbox { check: true } => return say_current(&mut connection, Line::Inbox).await,

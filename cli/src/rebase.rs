@@ -18,7 +18,7 @@ impl From<Error> for Failure {
 
 /// Runs the command and says what it did.
 pub(crate) async fn run(config: &Effective, dry_run: bool) -> Result<(), Failure> {
-    let mut connection = database::connect(&config.database_url(Side::Outbox)?).await?;
+    let mut connection = database::connect_alone(&config.database_url(Side::Outbox)?).await?;
     migrate::require_current(&mut connection, Line::Outbox).await?;
     let mode = if dry_run { Mode::DryRun } else { Mode::Apply };
     match rebase(&mut connection, mode).await? {
@@ -31,7 +31,7 @@ pub(crate) async fn run(config: &Effective, dry_run: bool) -> Result<(), Failure
             out::line("the outbox is rebased: start the relays")
         }
         _ => out::line(
-            "nothing to do: the outbox belongs to this cluster, and nothing in it lies in the future",
+            "nothing to do: the outbox belongs to this cluster, nothing in it lies in the future, and no position was given out twice",
         ),
     }
 }
@@ -71,6 +71,13 @@ fn for_people(report: &Report) -> String {
         text.push_str(&format!(
             "{} messages that were written here get another position, behind those that came from the other cluster\n",
             report.moved
+        ));
+    }
+    if report.out_of_turn > 0 {
+        text.push_str(&format!(
+            "{} messages get another position, behind all others and in the order in which they were enqueued: the sequence had given \
+             out theirs before, or in another order\n",
+            report.out_of_turn
         ));
     }
     if let Some((from, to)) = report.sequence {

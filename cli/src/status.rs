@@ -10,7 +10,7 @@ use crate::migrate;
 use crate::out;
 use crate::table::{numbers, render, words};
 
-/// Prints the state of the outbox.
+/// Prints the state of the outbox; first, where a guard stands, that nothing is published.
 pub(crate) async fn run(config: &Effective, json: bool) -> Result<(), Failure> {
     let mut connection = database::connect(&config.database_url(Side::Outbox)?).await?;
     migrate::require_current(&mut connection, Line::Outbox).await?;
@@ -24,6 +24,9 @@ fn for_people(status: &Status) -> String {
     let pending = &status.pending;
     let about = if pending.exact { "" } else { "about " };
     let mut text = String::new();
+    for guard in &status.guards {
+        text.push_str(&format!("nothing is published: {}\n    to do: {}\n", guard.found, guard.advice));
+    }
     if !stopped.is_empty() {
         text.push_str(&format!(
             "stopped shards: {} of {}, each behind a message that Kafka refuses (see below)\n",

@@ -21,6 +21,12 @@ SELECT o.system_identifier AS stored_cluster, control.system_identifier AS this_
        -- A message at a position that a cursor has passed, in a transaction that began after that cursor was written.
        EXISTS (SELECT FROM outbox.message m JOIN outbox.cursor c ON c.shard = m.shard
                WHERE m."position" <= c."position" AND m.xid >= c.ceiling) AS passed_messages,
+       -- A position that another message had been given before, beyond the cursor of its shard.
+       EXISTS (SELECT FROM (
+                   SELECT m.shard, m."position", row_number() OVER (PARTITION BY m."position" ORDER BY m.created_at, m.xid) AS nth
+                   FROM outbox.message m WHERE m."position" > (SELECT coalesce(min("position"), 0) FROM outbox.cursor)) n
+               LEFT JOIN outbox.cursor c ON c.shard = n.shard
+               WHERE n.nth > 1 AND n."position" > coalesce(c."position", 0)) AS given_out_twice,
        o.shards - (SELECT count(*)::integer FROM outbox.cursor WHERE shard < o.shards) AS without_cursor
 FROM now, outbox.settings o, outbox.message_position_seq v, pg_control_system() control,
      pg_sequence q WHERE q.seqrelid = 'outbox.message_position_seq'::regclass

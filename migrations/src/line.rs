@@ -67,6 +67,7 @@ impl Line {
                 (5, "retention", include_str!("../outbox/0005_retention.sql")),
                 (6, "finite leases", include_str!("../outbox/0006_finite_leases.sql")),
                 (7, "one check", include_str!("../outbox/0007_one_check.sql")),
+                (8, "cheap checks", include_str!("../outbox/0008_cheap_checks.sql")),
             ],
             Self::Inbox => &[(1, "inbox", include_str!("../inbox/0001_inbox.sql"))],
         }

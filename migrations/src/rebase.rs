@@ -20,6 +20,27 @@
 //! position sequence was not carried over (logical replication) and producers have written already, what they wrote lies
 //! at positions that the cursors have passed: it is found by its own transaction, and moved behind the rest.
 //!
+//! **Where the sequence gave out positions again**, or in another order than that of enqueueing (set back; `CACHE`), positions no
+//! longer say what came first, and two messages of a shard may have the same one: a page that ends between them hides the second.
+//! Transaction ids do not say it either: a transaction may have begun long before it enqueues, on either side of the change. What says it is
+//! `created_at`, which the server's clock gives each row as it is inserted: producers of a key follow one another, so within a key it
+//! is the order of enqueueing. By it
+//!
+//! ```text
+//! enqueued      1  2  3  4  5 │set back  3  4  5  6
+//! key           a  a  b  a  b │          a  b  a  b
+//! published     p  p  -  -  - │          -  -  -  -
+//! out of turn                 │          x  x  x  x   3 4 5: given out before; 6: after one of its key that moves
+//! becomes       1  2  3  4  5 │          7  8  9 10
+//! ```
+//!
+//! a waiting message is *out of turn* when a message that was enqueued before it has its position; when its transaction began after
+//! its shard's cursor had passed that position; when an earlier waiting one of its key has a higher position; or when
+//! one of its key that was enqueued before it is out of turn. Those get fresh positions above everything, in the order of enqueueing. So do
+//! published ones that go again from a position that an earlier one has. What waits and is not out of turn has, in each key, ascending
+//! positions below those, and no two have the same: all of it is read once and in order. This is looked for only where something says that the
+//! sequence misbehaved, so a clock that was set back disturbs nothing else.
+//!
 //! **Refused** while a relay lives, a lease runs or a subscription still writes. Producers wait while it works.
 //!
 //! **If the process dies here:** the server rolls back, within a second or two, and nothing has changed.
@@ -32,7 +53,7 @@ use crate::{Line, audit};
 
 mod statements;
 
-use statements::{Facts, Planned};
+use statements::Facts;
 
 /// Whether to do it or to say what would be done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,6 +88,8 @@ pub struct Report {
     pub neutralised: i64,
     /// Messages written here that got another position, because their own was one of the old cluster's.
     pub moved: i64,
+    /// Messages that got another position, because theirs had been given out before, or in another order than that of enqueueing.
+    pub out_of_turn: i64,
     /// From where to where the next position was raised; none when it was beyond everything.
     pub sequence: Option<(i64, i64)>,
 }
@@ -127,6 +150,8 @@ pub enum Reason {
     SequenceAltered,
     /// Messages were enqueued at positions that cursors had passed: the sequence was set back, and may be ahead again.
     PassedMessages,
+    /// Two messages have the same position, and the later one waits: the sequence was set back, and may be ahead again.
+    GivenOutTwice,
     /// Shards came without a cursor: nobody knows what of them is published.
     NoCursor {
         /// How many.
@@ -155,6 +180,9 @@ impl fmt::Display for Reason {
             Self::PassedMessages => f.write_str(
                 "messages were enqueued at positions that cursors had passed: the sequence of positions was set back",
             ),
+            Self::GivenOutTwice => {
+                f.write_str("positions were given out twice: the sequence of positions was set back")
+            }
             Self::NoCursor { shards } => {
                 write!(f, "{shards} shards have no cursor: what of them was published is not known")
             }
@@ -262,19 +290,19 @@ pub async fn rebase(connection: &mut PgConnection, mode: Mode) -> Result<Outcome
     if reasons.is_empty() {
         return Ok(Outcome::Unneeded);
     }
-    let plan = statements::plan(&mut tx, &facts.snapshot).await?;
-    let is_behind = facts.next_position <= facts.highest_position;
+    let plan = statements::plan(&mut tx, &facts).await?;
     let report = Report {
         reasons,
         shards: plan.iter().map(|planned| planned.shard.clone()).collect(),
         neutralised: plan.iter().map(|planned| planned.future).sum(),
         moved: plan.iter().map(|planned| planned.moved).sum(),
-        sequence: is_behind.then_some((facts.next_position, facts.highest_position + 1)),
+        out_of_turn: plan.iter().map(|planned| planned.out_of_turn).sum(),
+        sequence: facts.is_behind().then_some((facts.next_position, facts.highest_position + 1)),
     };
     if mode == Mode::DryRun {
         return Ok(Outcome::Planned(report));
     }
-    apply(&mut tx, &facts, &plan, &report).await?;
+    apply(&mut tx, &facts, &report).await?;
     tx.commit().await?;
     Ok(Outcome::Done(report))
 }
@@ -302,9 +330,10 @@ fn reasons(facts: &Facts) -> Vec<Reason> {
         (from != to).then_some(Reason::OtherCluster { from, to }),
         facts.future_messages.then_some(Reason::FutureMessages),
         facts.future_cursors.then_some(Reason::FutureCursors),
-        (next <= highest).then_some(Reason::SequenceBehind { next, highest }),
+        facts.is_behind().then_some(Reason::SequenceBehind { next, highest }),
         facts.altered_sequence.then_some(Reason::SequenceAltered),
         facts.passed_messages.then_some(Reason::PassedMessages),
+        facts.given_out_twice.then_some(Reason::GivenOutTwice),
         (facts.without_cursor > 0).then_some(Reason::NoCursor { shards: facts.without_cursor }),
     ]
     .into_iter()
@@ -313,7 +342,7 @@ fn reasons(facts: &Facts) -> Vec<Reason> {
 }
 
 /// All that is written, in the order in which each step leaves what the next one needs.
-async fn apply(tx: &mut PgConnection, facts: &Facts, plan: &[Planned], report: &Report) -> Result<(), Error> {
+async fn apply(tx: &mut PgConnection, facts: &Facts, report: &Report) -> Result<(), Error> {
     if facts.altered_sequence {
         // Other sessions drop the numbers they hold in reserve.
         tx.execute(include_str!("../queries/rebase_sequence_mend.sql")).await?;
@@ -322,13 +351,8 @@ async fn apply(tx: &mut PgConnection, facts: &Facts, plan: &[Planned], report: &
         let sql = include_str!("../queries/rebase_sequence.sql").replace("{position}", &next.to_string());
         tx.execute(AssertSqlSafe(sql)).await?;
     }
-    if let Some(first) = plan.first().filter(|_| report.moved > 0) {
-        // A block of code takes no parameters; what is put in are numbers of the database's own.
-        let sql = include_str!("../queries/rebase_move.sql")
-            .replace("{used}", &first.used.to_string())
-            .replace("{carried}", &first.carried.to_string())
-            .replace("{next}", &facts.next.to_string());
-        tx.execute(AssertSqlSafe(sql)).await?;
+    if report.moved + report.out_of_turn > 0 {
+        statements::move_messages(tx, facts).await?;
     }
     statements::neutralise(tx, &facts.snapshot).await?;
     let shards: Vec<i16> = report.shards.iter().map(|shard| shard.shard).collect();

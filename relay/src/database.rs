@@ -19,7 +19,7 @@ use uuid::Uuid;
 use crate::settings::Settings;
 
 /// The newest migration of the outbox that this relay knows. It works on no newer one: what that changed may be what it relies on.
-pub const SCHEMA: i64 = 7;
+pub const SCHEMA: i64 = 8;
 
 /// A failed or silent database.
 #[derive(Debug, thiserror::Error)]
@@ -63,6 +63,9 @@ pub enum Error {
     /// The outbox is not there.
     #[error("the outbox schema is missing or older than this binary: run `baton migrate outbox`")]
     NotMigrated,
+    /// `outbox.settings` is empty.
+    #[error("{WITHOUT_SETTINGS}: {NO_SETTINGS}")]
+    NoSettings,
     /// A newer Baton has migrated it.
     #[error(
         "the outbox schema is newer than this binary (it is at migration {found}, this relay knows {SCHEMA}): use the baton that \
@@ -124,6 +127,7 @@ impl Error {
             Self::Silent { .. } | Self::Recovery => return true,
             Self::Url
             | Self::NotMigrated
+            | Self::NoSettings
             | Self::Newer { .. }
             | Self::Denied { .. }
             | Self::Answer { .. } => return false,
@@ -263,6 +267,25 @@ fn unknown_parameter(error: &sqlx::Error, place: &str) -> Option<Error> {
     refused.then(|| Error::Parameter { place: place.to_owned(), said: said.to_owned() })
 }
 
+/// What an empty `outbox.settings` means.
+pub(crate) const WITHOUT_SETTINGS: &str =
+    "outbox.settings has no row, which says how many shards there are, so no relay starts";
+
+/// What to do about an empty `outbox.settings`. The cluster it is said to come from is none, so that no relay takes the cursors for its
+/// own before a rebase has judged them.
+pub(crate) const NO_SETTINGS: &str = "copy the row from a backup, or, where there is none, run `INSERT INTO outbox.settings \
+    (system_identifier, shards, slot_period) SELECT 0, count(*), '6h' FROM outbox.shard` as the owner, with the slot period that was \
+    chosen, then stop the relays and run `baton rebase`";
+
+/// Whether connections have sessions to themselves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sessions {
+    /// Each has its own, always the same one.
+    Own,
+    /// A pooler gives its sessions to one transaction each.
+    Pooled,
+}
+
 /// How often each of two connections is asked for its session.
 const SESSION_LOOKS: usize = 3;
 
@@ -278,6 +301,27 @@ pub(crate) async fn own_sessions(
     other: &mut PgConnection,
     within: Duration,
 ) -> Result<(), Error> {
+    match sessions_of(one, other, within).await? {
+        Sessions::Own => Ok(()),
+        Sessions::Pooled => {
+            let options = PgConnectOptions::from_str(&settings.database_url).map_err(|_| Error::Url)?;
+            let place = place(&options);
+            let found = format!("a connection pooler at {place} gives its sessions to one transaction each");
+            Err(Error::Pooler { found })
+        }
+    }
+}
+
+/// Looks whether two open connections are two sessions of Postgres, and stay the same ones. What a pooler gives away is found, as
+/// long as no third connection goes through it at this very moment.
+///
+/// # Errors
+/// When the server does not answer within `within`, each time it is asked.
+pub async fn sessions_of(
+    one: &mut PgConnection,
+    other: &mut PgConnection,
+    within: Duration,
+) -> Result<Sessions, Error> {
     let mut seen: [Option<String>; 2] = [None, None];
     for _ in 0..SESSION_LOOKS {
         // Twice the one: sessions handed out in turn would otherwise come back to whom they were with.
@@ -286,15 +330,11 @@ pub(crate) async fn own_sessions(
             let session = which_session(connection, within).await?;
             let kept = seen[at].get_or_insert_with(|| session.clone()) == &session;
             if !kept || seen[1 - at].as_ref() == Some(&session) {
-                let options = PgConnectOptions::from_str(&settings.database_url).map_err(|_| Error::Url)?;
-                let place = place(&options);
-                let found =
-                    format!("a connection pooler at {place} gives its sessions to one transaction each");
-                return Err(Error::Pooler { found });
+                return Ok(Sessions::Pooled);
             }
         }
     }
-    Ok(())
+    Ok(Sessions::Own)
 }
 
 async fn which_session(connection: &mut PgConnection, within: Duration) -> Result<String, Error> {
@@ -328,12 +368,18 @@ fn missing_table(error: &sqlx::Error) -> Option<Error> {
 
 /// A prepared statement that is gone, or was there before it was prepared, is another session's: a pooler has exchanged them.
 fn lost_statement(error: &sqlx::Error) -> Option<Error> {
+    exchanged_session(error).map(|found| Error::Pooler { found })
+}
+
+/// What a pooler that has exchanged the session of a connection is noticed by, in words; none where this error is another one.
+#[must_use]
+pub fn exchanged_session(error: &sqlx::Error) -> Option<String> {
     let error = error.as_database_error()?;
     let code = error.code()?;
     // invalid_sql_statement_name, duplicate_prepared_statement
-    ["26000", "42P05"].contains(&code.as_ref()).then(|| Error::Pooler {
-        found: format!("a connection pooler stands before postgres, which says: {}", error.message()),
-    })
+    ["26000", "42P05"]
+        .contains(&code.as_ref())
+        .then(|| format!("a connection pooler stands before postgres, which says: {}", error.message()))
 }
 
 /// What a relay must know of its database before it may start.
@@ -416,7 +462,7 @@ pub(crate) async fn identify(
     let row: Option<(String, bool, i16, Uuid, i64, bool)> =
         answer("reading the outbox settings", within, asked).await?;
     match row {
-        None => Err(Error::NotMigrated),
+        None => Err(Error::NoSettings),
         Some((_, true, ..)) => Err(Error::Recovery),
         Some((database, false, shards, id, stored, may_ask)) => {
             let cluster = if may_ask { Cluster::Stored(stored) } else { Cluster::NotToBeAsked };

@@ -153,7 +153,7 @@ impl Health {
     pub(crate) fn lost(&self, error: &Error) {
         let mut standing = self.standing();
         standing.leases = Err("there is no session with the database".to_owned());
-        if matches!(error, Error::NotMigrated | Error::Newer { .. }) {
+        if matches!(error, Error::NotMigrated | Error::NoSettings | Error::Newer { .. }) {
             standing.database = Ok(());
             standing.migrations = Err(told(error));
         } else {

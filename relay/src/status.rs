@@ -2,7 +2,7 @@
 //!
 //! Read from the database alone, with any role that may read it. The field names are a public format; the oldest age
 //! leads, not the number of processes. Of a shard that stands still it says which transition of which message stopped, under
-//! which generation, and why (see `stopped`).
+//! which generation, and why (see `stopped`). And it says where a guard stands, so that nothing is published though relays run.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,7 +12,8 @@ use serde::Serialize;
 use sqlx::postgres::PgConnection;
 use uuid::Uuid;
 
-use crate::database::{Error, answer};
+use crate::database::{self, Cluster, Error, answer};
+use crate::guards;
 use crate::leaves::{self, Leaf};
 use crate::refusal;
 
@@ -37,6 +38,18 @@ pub struct Status {
     pub shards: Vec<Shard>,
     /// The leaves of the table, by slot: where its space goes.
     pub leaves: Vec<Leaf>,
+    /// Why no relay may publish from this outbox. Empty as long as it is sound; of a standby nothing is said.
+    pub guards: Vec<Guard>,
+}
+
+/// Something on which no relay works, as a start would judge it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Guard {
+    /// What is wrong, and what would come of it.
+    pub found: String,
+    /// What mends it.
+    pub advice: String,
 }
 
 /// How many messages wait.
@@ -209,7 +222,8 @@ pub async fn read(connection: &mut PgConnection) -> Result<Status, Error> {
     let asked = sqlx::query_as(include_str!("../queries/status_relays.sql")).fetch_all(&mut *connection);
     let relays: Vec<(String, Vec<i16>)> = answer("reading the relays", PATIENCE, asked).await?;
     let mut stopped = stopped(&mut *connection).await?;
-    let leaves = leaves::read(connection, PATIENCE).await?;
+    let leaves = leaves::read(&mut *connection, PATIENCE).await?;
+    let guards = standing(connection).await?;
 
     Ok(Status {
         oldest_pending_age_seconds: rows.iter().filter_map(|r| r.lag_seconds).reduce(f64::max),
@@ -225,7 +239,27 @@ pub async fn read(connection: &mut PgConnection) -> Result<Status, Error> {
             })
             .collect(),
         leaves,
+        guards,
     })
+}
+
+/// What stands against a relay's work. What one relay has found and keeps to itself, until it is stopped, is not seen from here.
+async fn standing(connection: &mut PgConnection) -> Result<Vec<Guard>, Error> {
+    let mut violations = Vec::new();
+    match database::identify(connection, PATIENCE).await {
+        Ok((_, Cluster::Stored(stored))) => {
+            violations.extend(guards::judge_cluster(stored, guards::cluster(connection, PATIENCE).await?));
+        }
+        Ok((_, Cluster::NotToBeAsked)) => {}
+        Err(Error::Recovery) => return Ok(Vec::new()),
+        Err(Error::NoSettings) => {
+            let found = database::WITHOUT_SETTINGS.to_owned();
+            return Ok(vec![Guard { found, advice: database::NO_SETTINGS.to_owned() }]);
+        }
+        Err(error) => return Err(error),
+    }
+    violations.extend(guards::judge(&guards::facts(connection, PATIENCE).await?));
+    Ok(violations.iter().map(|found| Guard { found: found.found(), advice: found.advice() }).collect())
 }
 
 /// The messages that shards stand still at, by shard.

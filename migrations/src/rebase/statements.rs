@@ -1,6 +1,6 @@
 //! The statements of a rebase, each in one function.
 
-use sqlx::PgConnection;
+use sqlx::{AssertSqlSafe, Executor as _, PgConnection};
 use uuid::Uuid;
 
 use super::{Report, Shard};
@@ -22,6 +22,7 @@ pub(super) struct Facts {
     pub(super) future_messages: bool,
     pub(super) future_cursors: bool,
     pub(super) passed_messages: bool,
+    pub(super) given_out_twice: bool,
     pub(super) without_cursor: i32,
 }
 
@@ -32,12 +33,22 @@ pub(super) struct Planned {
     pub(super) shard: Shard,
     /// Messages to be moved behind those of the other cluster.
     pub(super) moved: i64,
+    /// Messages out of turn, to be moved behind all others.
+    pub(super) out_of_turn: i64,
     /// Messages whose transaction id is to be replaced.
     pub(super) future: i64,
-    /// The highest position that came from the other cluster.
-    pub(super) used: i64,
-    /// The transaction that brought the cursors in.
-    pub(super) carried: i64,
+}
+
+impl Facts {
+    /// Whether the next position is one that is taken.
+    pub(super) fn is_behind(&self) -> bool {
+        self.next_position <= self.highest_position
+    }
+
+    /// Whether something says that the sequence did not always give out a number above all it had given out before.
+    fn is_disturbed(&self) -> bool {
+        self.is_behind() || self.altered_sequence || self.passed_messages || self.given_out_twice
+    }
 }
 
 /// Owner, until when, how many shards.
@@ -57,8 +68,25 @@ pub(super) async fn facts(tx: &mut PgConnection) -> Result<Option<Facts>> {
     sqlx::query_as(include_str!("../../queries/rebase_facts.sql")).fetch_optional(tx).await
 }
 
-pub(super) async fn plan(tx: &mut PgConnection, snapshot: &str) -> Result<Vec<Planned>> {
-    sqlx::query_as(include_str!("../../queries/rebase_plan.sql")).bind(snapshot).fetch_all(tx).await
+pub(super) async fn plan(tx: &mut PgConnection, facts: &Facts) -> Result<Vec<Planned>> {
+    let sql = judging(include_str!("../../queries/rebase_plan.sql"), facts);
+    sqlx::query_as(AssertSqlSafe(sql)).fetch_all(tx).await
+}
+
+/// Gives messages fresh positions, as planned.
+pub(super) async fn move_messages(tx: &mut PgConnection, facts: &Facts) -> Result<()> {
+    let sql = judging(include_str!("../../queries/rebase_move.sql"), facts);
+    tx.execute(AssertSqlSafe(sql)).await.map(drop)
+}
+
+/// A statement that begins with the judgement of each message. What is put in are numbers, and a snapshot, of the database's own: a
+/// block of code takes no parameters.
+fn judging(statement: &str, facts: &Facts) -> String {
+    statement
+        .replace("{judged}", include_str!("../../queries/rebase_judged.sql"))
+        .replace("{snapshot}", &facts.snapshot)
+        .replace("{next}", &facts.next.to_string())
+        .replace("{disturbed}", &facts.is_disturbed().to_string())
 }
 
 /// Messages, and what a shard stood still at.
@@ -103,17 +131,18 @@ pub(super) async fn audit_write(
 ) -> Result<()> {
     // Numbers and an id only, so nothing in it has to be escaped.
     let arguments = format!(
-        r#"{{"from_cluster":"{}","to_cluster":"{}","outbox_id":"{outbox_id}","may_go_twice":{},"waiting":{},"neutralised":{},"moved":{}}}"#,
+        r#"{{"from_cluster":"{}","to_cluster":"{}","outbox_id":"{outbox_id}","may_go_twice":{},"waiting":{},"neutralised":{},"moved":{},"out_of_turn":{}}}"#,
         facts.stored_cluster,
         facts.this_cluster,
         report.repeats(),
         report.waiting(),
         report.neutralised,
         report.moved,
+        report.out_of_turn,
     );
     sqlx::query(include_str!("../../queries/rebase_audit.sql"))
         .bind(arguments)
-        .bind(report.neutralised + report.moved)
+        .bind(report.neutralised + report.moved + report.out_of_turn)
         .execute(tx)
         .await
         .map(drop)

@@ -109,6 +109,7 @@ async fn what_no_message_may_be_is_refused_by_a_constraint_that_says_so() {
     const TOPIC: &str = "topic_must_be_1_to_249_of_letters_digits_dot_underscore_dash";
     const TYPE: &str = "type_from_1_byte_to_1_kib";
     const IDEMPOTENCY_KEY: &str = "idempotency_key_from_1_byte_to_1_kib";
+    const CREATED_AT: &str = "created_at_from_1970_to_9999";
     fixture::outbox(async |db| {
         let mut c = db.connect().await;
         for (columns, values, constraint) in [
@@ -119,11 +120,16 @@ async fn what_no_message_may_be_is_refused_by_a_constraint_that_says_so() {
             ("topic", "E'line\\n'", TOPIC),
             ("topic", "'Grüße'", TOPIC),
             ("topic", "repeat('a', 250)", TOPIC),
+            ("topic", "repeat('a', 248) || 'ü'", TOPIC),
+            ("topic", "repeat('a', 1024 * 1024)", TOPIC),
             ("topic, key", "'t', repeat('ü', 32769)", "key_at_most_64_kib"),
             ("topic, type", "'t', ''", TYPE),
             ("topic, type", "'t', repeat('a', 1025)", TYPE),
             ("topic, idempotency_key", "'t', ''", IDEMPOTENCY_KEY),
             ("topic, idempotency_key", "'t', repeat('ü', 513)", IDEMPOTENCY_KEY),
+            ("topic, created_at", "'t', '1969-12-31 23:59:59.999999+00'", CREATED_AT),
+            ("topic, created_at", "'t', '10000-01-01 00:00:00+00'", CREATED_AT),
+            ("topic, created_at", "'t', '-infinity'", CREATED_AT),
             (
                 "topic, payload",
                 "'t', convert_to(repeat('a', 64 * 1024 * 1024 + 1), 'UTF8')",
@@ -132,6 +138,11 @@ async fn what_no_message_may_be_is_refused_by_a_constraint_that_says_so() {
             (
                 "topic, headers",
                 "'t', jsonb_build_object('a', repeat('a', 256 * 1024))",
+                "headers_at_most_256_kib",
+            ),
+            (
+                "topic, headers",
+                "'t', jsonb_build_array(jsonb_build_array('a', repeat('a', 256 * 1024 - 10)))",
                 "headers_at_most_256_kib",
             ),
         ] {
@@ -164,12 +175,59 @@ async fn the_largest_and_the_smallest_messages_are_taken() {
             ("topic, payload", "'t', ''"),
             ("topic, payload", "'t', convert_to(repeat('a', 64 * 1024 * 1024), 'UTF8')"),
             ("topic, headers", "'t', jsonb_build_object('a', repeat('a', 256 * 1024 - 9))"),
+            (
+                "topic, headers",
+                "'t', jsonb_build_array(jsonb_build_array('a', repeat('a', 256 * 1024 - 11)))",
+            ),
             ("topic, created_at", "'t', '1970-01-01 00:00:00+00'"),
             ("topic, created_at", "'t', '9999-12-31 23:59:59.999999+00'"),
         ] {
             let sql = format!("INSERT INTO outbox.message ({columns}) VALUES ({values})");
             c.execute(AssertSqlSafe(sql.as_str())).await.expect(&sql);
         }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_character_may_stand_in_a_topic_exactly_if_it_is_a_letter_digit_dot_underscore_or_dash() {
+    fixture::outbox(async |db| {
+        let mut c = db.connect().await;
+        // Whatever may be mistaken for a letter or the end of a line: Latin, the signs of patterns, spaces, line separators.
+        let tried = ('\u{1}'..='\u{24f}').chain(['\u{2028}', '\u{2029}', '\u{212a}', '\u{ff41}', '\u{ff0e}']);
+        for character in tried {
+            let belongs = character.is_ascii_alphanumeric() || ['.', '_', '-'].contains(&character);
+            for topic in [
+                format!("{character}a"),
+                format!("a{character}"),
+                format!("a{character}a"),
+                format!("{character}{character}{character}"),
+            ] {
+                let insert = "INSERT INTO outbox.message (topic) VALUES ($1)";
+                let taken = sqlx::query(insert).bind(&topic).execute(&mut c).await.is_ok();
+                assert_eq!(taken, belongs, "{topic:?}");
+            }
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_refusal_reads_as_that_of_a_check_constraint_on_the_table() {
+    fixture::outbox(async |db| {
+        let mut c = db.connect().await;
+        let error = c
+            .execute("INSERT INTO outbox.message (topic, key) VALUES ('t', repeat('k', 65537))")
+            .await
+            .unwrap_err();
+        let error = error.into_database_error().unwrap();
+        let said = error.downcast_ref::<sqlx::postgres::PgDatabaseError>();
+        assert_eq!(
+            said.message(),
+            r#"new row for relation "message" violates check constraint "key_at_most_64_kib""#
+        );
+        assert_eq!((said.code(), said.schema(), said.table()), ("23514", Some("outbox"), Some("message")));
+        assert!(error.is_check_violation());
     })
     .await;
 }

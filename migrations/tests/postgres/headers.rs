@@ -39,6 +39,10 @@ async fn headers_of_another_shape_are_refused() {
             r#"[[null, "b"]]"#,
             r#"[["a", 1]]"#,
             r#"[["a", ["b"]]]"#,
+            r#"[[["a"], "b"]]"#,
+            r#"[["a", "b"], ["a"]]"#,
+            r#"[["a", "b"], ["a", true]]"#,
+            r#"{"a": "b", "c": [null]}"#,
             r#"[{"a": "b"}]"#,
             r#"[["a", "b"], null]"#,
         ] {
@@ -47,7 +51,13 @@ async fn headers_of_another_shape_are_refused() {
             assert_eq!(refusal(&mut c, &sql).await.1.as_deref(), Some(named), "{headers}");
         }
         for name in ["ce_id", "ce_type", "ce_specversion", "idempotency-key"] {
-            for headers in [json!({ name: "x" }), json!([["a", "b"], [name, null]])] {
+            let bytes = json!({ "base64": "QQ==" });
+            for headers in [
+                json!({ name: "x" }),
+                json!({ "a": bytes, name: bytes }),
+                json!([["a", "b"], [name, null]]),
+                json!([[name, bytes], ["a", "b"]]),
+            ] {
                 let sql = format!("INSERT INTO outbox.message (topic, headers) VALUES ('t', '{headers}')");
                 let named = "headers_must_not_name_what_has_a_column";
                 assert_eq!(refusal(&mut c, &sql).await.1.as_deref(), Some(named), "{headers}");
@@ -66,6 +76,9 @@ async fn headers_come_back_byte_for_byte_in_order() {
             ("null", vec![]),
             ("{}", vec![]),
             ("[]", vec![]),
+            // A value may say what a name may not.
+            (r#"{"a": "ce_id"}"#, vec![("a", Some(b"ce_id".to_vec()))]),
+            (r#"[["a", "ce_id"], ["CE_ID", null]]"#, vec![("a", Some(b"ce_id".to_vec())), ("CE_ID", None)]),
             (r#"{"b": "2", "a": null}"#, vec![("a", None), ("b", Some(b"2".to_vec()))]),
             (
                 r#"[["z", "1"], ["a", ""], ["z", null], ["", "🦀"]]"#,

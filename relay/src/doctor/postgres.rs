@@ -43,6 +43,7 @@ struct Transaction {
     application: String,
     state: String,
     age: f64,
+    is_here: bool,
 }
 
 #[derive(Debug, sqlx::FromRow)]
@@ -51,6 +52,7 @@ struct Prepared {
     role: String,
     database: String,
     age: f64,
+    is_here: bool,
 }
 
 /// Examines the server and the outbox. Returned: the topics in use.
@@ -161,36 +163,60 @@ async fn transactions(
         .bind(long.as_secs_f64())
         .fetch_all(&mut *connection);
     let open: Vec<Transaction> = answer("looking for long transactions", PATIENCE, asked).await?;
-    for Transaction { pid, role, database, application, state, age } in open {
-        let found = format!(
-            "a transaction is open for {} ({state}; pid {pid}, role {role}, database {database}, application {application:?}): \
-             publishing goes on, but vacuum cannot clear away anything newer, and a slot that it has read is not emptied",
-            lasted(age)
-        );
-        let advice = format!("end it where it comes from, or run `SELECT pg_terminate_backend({pid})`");
-        findings.push(Finding::new("transactions", Level::Warning, found, advice));
-    }
+    findings.extend(open.iter().map(judge_transaction));
     let asked = sqlx::query_as(include_str!("../../queries/doctor_prepared.sql"))
         .bind(long.as_secs_f64())
         .fetch_all(connection);
     let prepared: Vec<Prepared> = answer("looking for prepared transactions", PATIENCE, asked).await?;
-    for Prepared { gid, role, database, age } in prepared {
-        let gid = gid.replace('\'', "''");
-        let found = format!(
-            "the transaction '{gid}' (role {role}, database {database}) was prepared {} ago and not ended: what it enqueued is not \
-             published, vacuum cannot clear away anything newer, and it outlives restarts",
-            lasted(age)
-        );
-        let advice = format!(
-            "ask its coordinator, then run `COMMIT PREPARED '{gid}'` or `ROLLBACK PREPARED '{gid}'` in the database {database}"
-        );
-        findings.push(Finding::new("prepared transactions", Level::Warning, found, advice));
-    }
+    findings.extend(prepared.iter().map(judge_prepared));
     if findings.len() == before {
         findings
             .push(Finding::ok("transactions", format!("none is older than {}", lasted(long.as_secs_f64()))));
     }
     Ok(())
+}
+
+/// What a transaction of another database does here, which is little: what vacuum may clear away, and who waits for a lock,
+/// is decided database by database. But every snapshot names the ids that run in the whole cluster.
+const ELSEWHERE: &str = "snapshots of this database go back to it as well, which keeps neither publishing nor vacuum waiting here \
+                         once the statement that took one has ended";
+
+/// Only transactions of the outbox's own database hold back its vacuum and its leaves.
+fn judge_transaction(open: &Transaction) -> Finding {
+    let Transaction { pid, role, database, application, state, age, is_here } = open;
+    let what = format!(
+        "a transaction is open for {} ({state}; pid {pid}, role {role}, database {database}, application {application:?})",
+        lasted(*age)
+    );
+    if !is_here {
+        let advice = format!("nothing for the outbox; {database} has what it keeps vacuum from");
+        return Finding::new("transactions", Level::Note, format!("{what}: {ELSEWHERE}"), advice);
+    }
+    let found = format!(
+        "{what}: publishing goes on, but vacuum cannot clear away anything newer, and a slot that it has read is not emptied"
+    );
+    let advice = format!("end it where it comes from, or run `SELECT pg_terminate_backend({pid})`");
+    Finding::new("transactions", Level::Warning, found, advice)
+}
+
+fn judge_prepared(prepared: &Prepared) -> Finding {
+    let Prepared { role, database, age, is_here, .. } = prepared;
+    let gid = prepared.gid.replace('\'', "''");
+    let what = format!(
+        "the transaction '{gid}' (role {role}, database {database}) was prepared {} ago and not ended",
+        lasted(*age)
+    );
+    if !is_here {
+        let advice = format!("nothing for the outbox; {database} has what it keeps vacuum from");
+        return Finding::new("prepared transactions", Level::Note, format!("{what}: {ELSEWHERE}"), advice);
+    }
+    let found = format!(
+        "{what}: what it enqueued is not published, vacuum cannot clear away anything newer, and it outlives restarts"
+    );
+    let advice = format!(
+        "ask its coordinator, then run `COMMIT PREPARED '{gid}'` or `ROLLBACK PREPARED '{gid}'` in the database {database}"
+    );
+    Finding::new("prepared transactions", Level::Warning, found, advice)
 }
 
 /// The outbox: what a start would check, and what stands still. With an error, the check that failed.
@@ -203,12 +229,21 @@ async fn outbox(
         error => ("privileges", error),
     })?;
     findings.push(Finding::ok("privileges", "this role may do what a relay does"));
-    let (outbox, cluster) = database::identify(connection, PATIENCE).await.map_err(|error| match error {
-        Error::Recovery => ("recovery", error),
-        error => ("migrations", error),
-    })?;
-    findings.push(Finding::ok("recovery", format!("{} is the primary", outbox.database)));
+    let cluster = match database::identify(connection, PATIENCE).await {
+        Ok((outbox, cluster)) => {
+            findings.push(Finding::ok("recovery", format!("{} is the primary", outbox.database)));
+            Some(cluster)
+        }
+        Err(Error::NoSettings) => {
+            let (found, advice) = (database::WITHOUT_SETTINGS, database::NO_SETTINGS);
+            findings.push(Finding::new("settings", Level::Error, found, advice));
+            None
+        }
+        Err(error @ Error::Recovery) => return Err(("recovery", error)),
+        Err(error) => return Err(("migrations", error)),
+    };
     guards(connection, cluster, findings).await.map_err(|error| ("guards", error))?;
+    cursors(connection, findings).await.map_err(|error| ("cursors", error))?;
     leases(connection, findings).await.map_err(|error| ("leases", error))?;
     stopped(connection, findings).await.map_err(|error| ("shards", error))?;
     let asked =
@@ -220,15 +255,16 @@ async fn outbox(
 
 async fn guards(
     connection: &mut PgConnection,
-    cluster: Cluster,
+    cluster: Option<Cluster>,
     findings: &mut Vec<Finding>,
 ) -> Result<(), Error> {
     let mut violations = Vec::new();
     match cluster {
-        Cluster::Stored(stored) => {
+        None => {}
+        Some(Cluster::Stored(stored)) => {
             violations.extend(guards::judge_cluster(stored, guards::cluster(connection, PATIENCE).await?));
         }
-        Cluster::NotToBeAsked => findings.push(Finding::new(
+        Some(Cluster::NotToBeAsked) => findings.push(Finding::new(
             "guards",
             Level::Warning,
             "this role may not ask which cluster this is, so a relay would not notice every restored database",
@@ -244,6 +280,24 @@ async fn guards(
         .iter()
         .map(|violation| Finding::new("guards", Level::Error, violation.found(), violation.advice()));
     findings.extend(all);
+    Ok(())
+}
+
+/// A relay that claims a shard without a cursor does not know where to begin, and ends its session.
+async fn cursors(connection: &mut PgConnection, findings: &mut Vec<Finding>) -> Result<(), Error> {
+    let asked = sqlx::query_scalar(include_str!("../../queries/doctor_cursors.sql")).fetch_one(connection);
+    let without: Vec<i16> = answer("looking for shards without a cursor", PATIENCE, asked).await?;
+    if without.is_empty() {
+        findings.push(Finding::ok("cursors", "every shard has one"));
+        return Ok(());
+    }
+    let named = without.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    let found = format!(
+        "shards without a cursor: {named}: what of them is published is not known, and a relay that claims one loses its session"
+    );
+    let advice = "restore outbox.advance and outbox.fence from a backup, or stop the relays and run `baton rebase`, which gives each a \
+                  cursor: what the table still holds of those shards is published again";
+    findings.push(Finding::new("cursors", Level::Error, found, advice));
     Ok(())
 }
 
@@ -337,6 +391,36 @@ mod tests {
         let mut findings = Vec::new();
         judge_server(&sound(), &mut findings);
         assert!(findings.len() == 1 && findings[0].level == Level::Ok, "{findings:?}");
+    }
+
+    #[test]
+    fn a_transaction_of_another_database_is_not_blamed_for_what_it_does_not_hold_back() {
+        let here = Transaction {
+            pid: 7,
+            role: "app".to_owned(),
+            database: "shop".to_owned(),
+            application: String::new(),
+            state: "idle in transaction".to_owned(),
+            age: 600.0,
+            is_here: true,
+        };
+        let found = judge_transaction(&here);
+        assert!(found.level == Level::Warning && found.found.contains("vacuum cannot clear"), "{found:?}");
+        let elsewhere = judge_transaction(&Transaction { is_here: false, ..here });
+        assert!(
+            elsewhere.level == Level::Note && !elsewhere.found.contains("vacuum cannot"),
+            "{elsewhere:?}"
+        );
+        let prepared = Prepared {
+            gid: "o'clock".to_owned(),
+            role: String::new(),
+            database: "shop".to_owned(),
+            age: 1.0,
+            is_here: true,
+        };
+        let found = judge_prepared(&prepared);
+        assert!(found.level == Level::Warning && found.advice.unwrap().contains("'o''clock'"));
+        assert_eq!(judge_prepared(&Prepared { is_here: false, ..prepared }).level, Level::Note);
     }
 
     #[test]

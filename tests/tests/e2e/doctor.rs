@@ -33,6 +33,7 @@ fn a_healthy_site_has_no_warnings_and_no_errors() {
             "privileges",
             "recovery",
             "guards",
+            "cursors",
             "leases",
             "relays",
             "shards",
@@ -155,6 +156,109 @@ fn what_is_ill_is_found_each_with_its_advice_the_errors_first() {
         open.close().await?;
         Ok(())
     });
+}
+
+#[test]
+fn lost_settings_and_lost_cursors_are_found_and_what_is_advised_mends_them() {
+    test(Duration::from_secs(60), Load::Light, async |harness: &mut Harness| {
+        let site = harness.site().await?;
+        let topic = site.topic("bare", 1).await?;
+        for key in site.key_of_each_shard().await? {
+            sqlx::query("INSERT INTO outbox.message (topic, key) VALUES ($1, $2)")
+                .bind(&topic)
+                .bind(key)
+                .execute(site.pool())
+                .await?;
+        }
+        site.pool()
+            .execute("DELETE FROM outbox.settings; DELETE FROM outbox.advance WHERE shard = 3; DELETE FROM outbox.fence WHERE shard = 5")
+            .await?;
+        let (code, findings) = examine(&site, &[]).await?;
+        assert_eq!(code, Some(1), "{findings:#?}");
+        let advice = |findings: &[Value], check: &str, found: &str| -> Outcome<String> {
+            let seen = findings
+                .iter()
+                .find(|f| f["check"] == check && f["level"] == "error" && text(f, "found").contains(found));
+            match seen {
+                Some(finding) => Ok(text(finding, "advice").to_owned()),
+                None => fail!("{check}, {found:?} is missing: {findings:#?}"),
+            }
+        };
+        let settings = advice(&findings, "settings", "outbox.settings has no row")?;
+        let cursors = advice(&findings, "cursors", "shards without a cursor: 3, 5:")?;
+        assert!(cursors.contains("`baton rebase`"), "{cursors}");
+        let status = site.baton(&["status"])?.finish(PATIENCE).await?;
+        assert_eq!(status.status.code(), Some(1), "{status}");
+        assert!(status.stdout.contains(&settings), "{status}");
+        let refused = site.relay("relay")?.finish(PATIENCE).await?;
+        assert!(refused.status.code() == Some(1) && refused.stderr.contains(&settings), "{refused}");
+
+        // Word for word: a statement, then a command.
+        let said: Vec<&str> = settings.split('`').skip(1).step_by(2).collect();
+        let [statement, command] = said[..] else { fail!("not a statement and a command: {settings}") };
+        site.pool().execute(AssertSqlSafe(statement.to_owned())).await?;
+        let words: Vec<&str> = command.split(' ').skip(1).collect();
+        site.baton(&words)?.finish(PATIENCE).await?.success()?;
+        site.baton(&["relay", "--until-empty"])?.finish(PATIENCE).await?.success()?;
+        assert_eq!(site.kafka().count(&topic).await?, 8);
+        let (_, findings) = examine(&site, &["--older-than", "1h"]).await?;
+        let ill: Vec<&Value> = findings.iter().filter(|f| f["level"] == "error").collect();
+        assert!(ill.is_empty(), "{ill:#?}");
+        Ok(())
+    });
+}
+
+#[test]
+fn a_transaction_of_another_database_holds_back_neither_vacuum_nor_publishing_here_and_is_not_blamed() {
+    test(Duration::from_secs(60), Load::Light, async |harness: &mut Harness| {
+        let (site, elsewhere) = (harness.site().await?, harness.site().await?);
+        let topic = site.topic("beside", 1).await?;
+        let mut open = elsewhere.connect().await?;
+        open.execute("BEGIN; CREATE TABLE idle (n int)").await?;
+        let (pid, xid): (i32, i64) =
+            sqlx::query_as("SELECT pg_backend_pid(), pg_current_xact_id()::text::bigint")
+                .fetch_one(&mut open)
+                .await?;
+        // What is true of it: a snapshot goes back to it, vacuum does not.
+        let mut session = site.connect().await?;
+        session.execute("CREATE TABLE garbage AS SELECT generate_series(1, 10000) n").await?;
+        session.execute("DELETE FROM garbage").await?;
+        let xmin: i64 = sqlx::query_scalar("SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint")
+            .fetch_one(&mut session)
+            .await?;
+        assert!(xmin <= xid, "the snapshot begins at {xmin}, after {xid}, which runs");
+        eventually("vacuum to clear away what is newer than it", PATIENCE, async || {
+            session.execute("VACUUM garbage").await?;
+            let size: i64 =
+                sqlx::query_scalar("SELECT pg_relation_size('garbage')").fetch_one(&mut session).await?;
+            if size == 0 { Ok(()) } else { fail!("{size} bytes are left") }
+        })
+        .await?;
+        sqlx::query("INSERT INTO outbox.message (topic, key) VALUES ($1, 'k')")
+            .bind(&topic)
+            .execute(&mut session)
+            .await?;
+        site.baton(&["relay", "--until-empty"])?.finish(PATIENCE).await?.success()?;
+        assert_eq!(site.kafka().count(&topic).await?, 1);
+
+        let level = async |site: &Site| -> Outcome<String> {
+            let (_, findings) = examine(site, &["--older-than", "0s"]).await?;
+            let of_it = findings.iter().find(|f| text(f, "found").contains(&format!("pid {pid},")));
+            match of_it {
+                Some(finding) => Ok(text(finding, "level").to_owned()),
+                None => fail!("it is not found: {findings:#?}"),
+            }
+        };
+        assert_eq!(level(&site).await?, "note");
+        assert_eq!(level(&elsewhere).await?, "warning");
+        open.close().await?;
+        session.close().await?;
+        Ok(())
+    });
+}
+
+fn text<'a>(finding: &'a Value, member: &str) -> &'a str {
+    finding[member].as_str().unwrap_or_default()
 }
 
 #[test]

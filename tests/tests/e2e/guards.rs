@@ -76,9 +76,16 @@ fn each_guard_refuses_at_start_with_what_mends_it_and_then_nothing_is_lost() {
                 assert!(error.contains(word), "{what}: {word:?} is missing: {ended}");
             }
             figure(&format!("must show 3: {what}: exit 1: {error}"));
+            let status = site.baton(&["status"])?.finish(PATIENCE).await?.success()?;
+            assert!(status.starts_with("nothing is published: "), "{what}: {status}");
+            for word in *words {
+                assert!(status.contains(word), "{what}: {word:?} is missing: {status}");
+            }
             mend(&site, &error).await?;
             expected += enqueue(&site, &mut other, &topic).await?;
             site.baton(&["relay", "--until-empty"])?.finish(PATIENCE).await?.success()?;
+            let status = site.baton(&["status"])?.finish(PATIENCE).await?.success()?;
+            assert!(status.starts_with("oldest waiting message"), "{what}: {status}");
             let published = ids_on(&site, &topic).await?;
             let committed = ids_in(&site).await?;
             let lost = committed.difference(&published).count();

@@ -204,6 +204,35 @@ fn a_relay_says_farewell_before_it_drains_and_what_another_still_drains_is_not_k
 }
 
 #[test]
+fn a_farewell_is_remembered_while_its_relay_drains_though_others_leave_and_forgotten_once_it_holds_nothing() {
+    test(Duration::from_secs(60), Load::Light, async |harness: &mut Harness| {
+        let site = harness.site().await?;
+        sqlx::raw_sql(
+            "INSERT INTO outbox.relay (owner, live_until) VALUES
+                 ('slow', '-infinity'), ('died over it', '-infinity'),
+                 ('long dead', clock_timestamp() - interval '2 days'), ('just died', clock_timestamp() - interval '1 hour');
+             UPDATE outbox.shard SET owner = 'slow', lease_until = clock_timestamp() + '10 min' WHERE shard = 3;",
+        )
+        .execute(site.pool())
+        .await?;
+        for name in ["leaver", "heir"] {
+            let mut relay = site.relay(name)?.start()?;
+            // Who has said farewell counts for nothing, though its lease runs: else half of the shards would be kept for it.
+            eventually(format!("all but the drained one for {name}"), PATIENCE, async || {
+                shares(&site, &[1, 7]).await
+            })
+            .await?;
+            assert!(relay.terminate(PATIENCE).await?.success(), "{}", relay.stderr());
+            let listed: Vec<String> = sqlx::query_scalar("SELECT owner FROM outbox.relay ORDER BY owner")
+                .fetch_all(site.pool())
+                .await?;
+            assert_eq!(listed, ["just died", "slow"], "once {name} has left");
+        }
+        Ok(())
+    });
+}
+
+#[test]
 fn a_lease_without_an_end_written_by_hand_keeps_no_relay_from_the_other_shards() {
     test(Duration::from_secs(60), Load::Light, async |harness: &mut Harness| {
         let site = harness.site().await?;

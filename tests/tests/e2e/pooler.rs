@@ -1,5 +1,5 @@
 //! A real pgbouncer between relay and Postgres. In session mode everything works; in transaction or statement mode a relay
-//! refuses before it has claimed anything.
+//! refuses before it has claimed anything, and so do the commands that it would break.
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -38,6 +38,21 @@ fn a_pooler_that_gives_sessions_to_transactions_is_refused_before_anything_is_cl
             let doctor = site.baton(&["doctor"])?.env("DATABASE_URL", &pooler.url).finish(PATIENCE).await?;
             assert_eq!(doctor.status.code(), Some(1), "{name}: {doctor}");
             assert!(doctor.stdout.contains("pool_mode = session"), "{name}: {doctor}");
+            for command in [&["migrate", "outbox"][..], &["rebase"], &["audit"]] {
+                // The second one would find what the first has prepared.
+                for _ in 0..2 {
+                    let ended =
+                        site.baton(command)?.env("DATABASE_URL", &pooler.url).finish(PATIENCE).await?;
+                    assert_eq!(ended.status.code(), Some(1), "{name}: {command:?}: {ended}");
+                    for words in ["a connection pooler", "needs a session of its own", "pool_mode = session"]
+                    {
+                        assert!(
+                            ended.stderr.contains(words),
+                            "{name}: {command:?}: {words:?} is missing: {ended}"
+                        );
+                    }
+                }
+            }
         }
         let touched: i64 = sqlx::query_scalar(
             "SELECT (SELECT sum(generation) FROM outbox.shard)::bigint + (SELECT count(*) FROM outbox.relay)",

@@ -254,6 +254,7 @@ fn documented(age: &str, owner: &str, lease: &str) -> Value {
         "relays": "array",
         "shards": vec![shard; 8],
         "leaves": "array",
+        "guards": "array",
     })
 }
 
@@ -265,7 +266,11 @@ fn shape(value: &Value) -> Value {
             .map(|(name, value)| {
                 (
                     name.clone(),
-                    if name == "relays" || name == "leaves" { json!("array") } else { shape(value) },
+                    if ["relays", "leaves", "guards"].contains(&name.as_str()) {
+                        json!("array")
+                    } else {
+                        shape(value)
+                    },
                 )
             })
             .collect(),
