@@ -1,7 +1,10 @@
 -- One page for each shard asked for: what became visible late at or below its cursor, then what is fresh above it, in
--- order of position. First column null = the one row that says at what snapshot all of it was read.
+-- order of position. First column null = the one row that says at what snapshot all of it was read; it comes last, so that a
+-- flush that comes while the pages are read is seen.
 -- $1 shards, $2 positions, $3 snapshots, $4 ceilings, $5 late snapshots or null, $6 late positions or null,
--- $7 true where the page before was empty (an unchanged snapshot then means: nothing to look for), $8 rows, $9 bytes.
+-- $7 true where the page before was empty (an unchanged snapshot then means: nothing to look for), $8 rows,
+-- $9 bytes of a payload, and a number of times those of a key and of headers: of a larger one only that it is there is told
+-- (no payload with has_payload; headers of no characters). A running sum of bytes would cost as much as the rest of the row.
 WITH RECURSIVE now AS MATERIALIZED (
     SELECT s.snapshot,
            -- The next transaction id. age() counts from it; whatever lies at or below a row this snapshot shows took an
@@ -12,7 +15,7 @@ WITH RECURSIVE now AS MATERIALIZED (
 ),
 cursor AS MATERIALIZED (
     SELECT c.shard, c."position", coalesce(c.late_position, -1) AS late_after, c.late_snapshot IS NULL AS takes_fresh,
-           c.row_limit, c.byte_limit, s.shown,
+           c.row_limit, c.payload_limit, c.payload_limit / 8 AS other_limit, s.shown,
            pg_snapshot_xmax(c.snapshot)::text::bigint AS first_unseen, c.ceiling::text::bigint AS ceiling,
            -- Whether any id from there to the ceiling has finished: if all are running there is nothing to look for.
            (SELECT count(*) FROM pg_snapshot_xip(s.shown) x WHERE x >= pg_snapshot_xmax(c.snapshot) AND x < c.ceiling)
@@ -25,7 +28,7 @@ cursor AS MATERIALIZED (
     FROM now,
          unnest($1::smallint[], $2::bigint[], $3::text[]::pg_snapshot[], $4::text[]::xid8[], $5::text[]::pg_snapshot[], $6::bigint[],
                 $7::boolean[], $8::bigint[], $9::bigint[])
-             AS c(shard, "position", snapshot, ceiling, late_snapshot, late_position, caught_up, row_limit, byte_limit),
+             AS c(shard, "position", snapshot, ceiling, late_snapshot, late_position, caught_up, row_limit, payload_limit),
          LATERAL (SELECT coalesce(c.late_snapshot, now.snapshot) AS shown) s
     WHERE NOT (c.caught_up AND c.snapshot::text = now.snapshot::text)
 ),
@@ -62,40 +65,34 @@ unseen AS (
         ORDER BY m.shard, outbox.xid_bits(m.xid) LIMIT 1
     ) next
 )
-SELECT NULL::smallint AS shard, NULL::bigint AS "position", NULL::uuid AS id, NULL::text AS idempotency_key, NULL::text AS topic,
-       NULL::text AS key, NULL::text AS type, NULL::bytea AS payload, NULL::text AS headers,
-       clock_timestamp() AS created_at,
-       now.snapshot::text AS snapshot, now.ceiling::text AS ceiling, now.written::text AS written,
-       pg_current_wal_flush_lsn() >= now.written AS flushed
-FROM now
-UNION ALL
-SELECT c.shard, m."position", m.id, m.idempotency_key, m.topic, m.key, m.type, m.payload, m.headers::text,
-       m.created_at, NULL, NULL, NULL, NULL
+SELECT c.shard, m."position", m.id, m.idempotency_key, m.topic, m.key, m.type,
+       CASE WHEN octet_length(m.payload) > c.payload_limit THEN NULL ELSE m.payload END AS payload,
+       CASE WHEN pg_column_size(m.headers) > c.other_limit OR octet_length(m.key) > c.other_limit THEN '' ELSE m.headers::text END AS headers,
+       m.created_at, NULL AS snapshot, NULL AS ceiling, NULL AS written, NULL::boolean AS flushed,
+       m.payload IS NOT NULL AS has_payload
 FROM cursor c
 CROSS JOIN LATERAL (
-    SELECT u.*,
-           sum(1000 + coalesce(octet_length(u.payload), 0) + coalesce(octet_length(u.key), 0) + coalesce(pg_column_size(u.headers), 0))
-               OVER (ORDER BY u."position" ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS bytes_before
-    FROM (
-        (SELECT late.*
-         FROM (
-            SELECT f.xid, outbox.xid_bits(f.xid) AS bits FROM unnest(c.finished) AS f(xid)
-            UNION ALL
-            SELECT u.xid, u.bits FROM unseen u WHERE u.shard = c.shard AND pg_visible_in_snapshot(u.xid, c.shown)
-         ) x
-         CROSS JOIN LATERAL (
-            -- BETWEEN and this order keep the planner off (shard, position), which would walk every consumed row.
-            SELECT * FROM outbox.message m
-            WHERE m.shard = c.shard AND outbox.xid_bits(m.xid) BETWEEN x.bits AND x.bits AND m.xid = x.xid
-              AND m."position" <= c."position" AND m."position" > c.late_after
-            ORDER BY m.shard, outbox.xid_bits(m.xid), m."position" LIMIT c.row_limit
-         ) late
-         ORDER BY late."position" LIMIT c.row_limit)
+    (SELECT late.*
+     FROM (
+        SELECT f.xid, outbox.xid_bits(f.xid) AS bits FROM unnest(c.finished) AS f(xid)
         UNION ALL
-        (SELECT * FROM outbox.message m
-         WHERE m.shard = c.shard AND m."position" > c."position" AND c.takes_fresh
-         ORDER BY m."position" LIMIT c.row_limit)
-        ORDER BY "position" LIMIT c.row_limit
-    ) u
+        SELECT u.xid, u.bits FROM unseen u WHERE u.shard = c.shard AND pg_visible_in_snapshot(u.xid, c.shown)
+     ) x
+     CROSS JOIN LATERAL (
+        -- BETWEEN and this order keep the planner off (shard, position), which would walk every consumed row.
+        SELECT * FROM outbox.message m
+        WHERE m.shard = c.shard AND outbox.xid_bits(m.xid) BETWEEN x.bits AND x.bits AND m.xid = x.xid
+          AND m."position" <= c."position" AND m."position" > c.late_after
+        ORDER BY m.shard, outbox.xid_bits(m.xid), m."position" LIMIT c.row_limit
+     ) late
+     ORDER BY late."position" LIMIT c.row_limit)
+    UNION ALL
+    (SELECT * FROM outbox.message m
+     WHERE m.shard = c.shard AND m."position" > c."position" AND c.takes_fresh
+     ORDER BY m."position" LIMIT c.row_limit)
+    ORDER BY "position" LIMIT c.row_limit
 ) m
-WHERE m.bytes_before IS NULL OR m.bytes_before < c.byte_limit
+UNION ALL
+SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, clock_timestamp(),
+       now.snapshot::text, now.ceiling::text, now.written::text, pg_current_wal_flush_lsn() >= now.written, NULL
+FROM now

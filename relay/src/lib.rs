@@ -43,6 +43,7 @@ mod route;
 mod session;
 pub mod settings;
 mod shard;
+mod sizes;
 pub mod status;
 mod stopped;
 mod tail;

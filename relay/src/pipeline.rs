@@ -282,7 +282,7 @@ impl<'a> Pipeline<'a> {
             let w = self.publisher.reports().window();
             w.prefix() + w.in_flight() as u64
         };
-        let created_ms = page.rows.first().map_or(Ok(1), read::Row::created_ms)?;
+        let created_ms = page.rows.first().map_or(1, |row| row.created_ms);
         self.flights.push_back(Flight {
             created_ms,
             clock: page.clock,
@@ -340,8 +340,8 @@ impl<'a> Pipeline<'a> {
             if self.links.holds_rest_of(self.in_page()) {
                 break;
             }
-            let Some(prepared) = self.in_hand.front_mut() else { break };
-            let topic = prepared.row.topic()?;
+            let Some(Prepared { row, headers }) = self.in_hand.front_mut() else { break };
+            let topic = row.topic()?;
             if known.as_ref().is_none_or(|(name, _)| name != topic) {
                 let found = self.links.topics.get(topic, now);
                 if found.is_none_or(|found| found.stale) && self.checking.is_none() {
@@ -353,9 +353,9 @@ impl<'a> Pipeline<'a> {
                 self.hold = Hold::Unknown;
                 break;
             };
-            let which = Which { id: prepared.row.id()?, position: prepared.row.position };
+            let (which, key) = (Which { id: row.id, position: row.position }, row.key()?);
             let acked = |number| self.publisher.reports().window().is_acked(number);
-            let partition = match self.routes.route(topic, *partitions, prepared.row.key()?, now, acked) {
+            let partition = match self.routes.route(topic, *partitions, key, now, acked) {
                 Route::To(partition) => Some(partition),
                 Route::Any => None,
                 // librdkafka, handed rows of a topic that it has not met, may take a second until it asks for itself.
@@ -386,7 +386,7 @@ impl<'a> Pipeline<'a> {
                     continue;
                 }
             };
-            match self.publisher.hand_over(prepared, partition)? {
+            match self.publisher.hand_over(row, headers, topic, key, partition)? {
                 HandOver::Taken(number) => {
                     if let Some(partition) = partition {
                         self.routes.gone(topic, partition, number, now);
@@ -561,7 +561,7 @@ impl<'a> Pipeline<'a> {
                 // Found while rows of other topics were in hand: the next row of it asks again.
                 let Some(Prepared { row, .. }) = self.in_hand.front() else { return Ok(()) };
                 if row.topic()? == topic {
-                    let which = Which { id: row.id()?, position: row.position };
+                    let which = Which { id: row.id, position: row.position };
                     let error = match cause {
                         Cause::UnknownTopic => format!("topic {topic} does not exist"),
                         _ => format!("the broker does not show topic {topic} to this relay"),

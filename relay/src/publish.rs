@@ -131,9 +131,11 @@ pub(crate) enum HandOver {
 /// A row with its headers, made before it is handed over.
 pub(crate) struct Prepared {
     pub row: Row,
-    /// Or why they cannot be written. They go with the row when librdkafka takes it.
-    headers: Result<Option<OwnedHeaders>, String>,
+    pub headers: Headers,
 }
+
+/// Or why they cannot be written. They go with the row when librdkafka takes it.
+pub(crate) type Headers = Result<Option<OwnedHeaders>, String>;
 
 /// A shard's producer.
 pub(crate) struct Publisher {
@@ -170,13 +172,17 @@ impl Publisher {
         Ok(Prepared { row, headers })
     }
 
-    /// Hands one row to librdkafka, which copies it, for a partition or for any.
+    /// Hands one row to librdkafka, which copies it, for a partition or for any. Topic and key are the row's, which whoever
+    /// chose the partition has read.
     pub(crate) fn hand_over(
         &self,
-        Prepared { row, headers }: &mut Prepared,
+        row: &Row,
+        headers: &mut Headers,
+        topic: &str,
+        key: Option<&[u8]>,
         partition: Option<u32>,
     ) -> Result<HandOver, crate::database::Error> {
-        let (topic, key, payload, created_ms) = (row.topic()?, row.key()?, row.payload()?, row.created_ms()?);
+        let payload = row.payload()?;
         let headers = match headers {
             Ok(headers) => headers,
             Err(error) => {
@@ -193,7 +199,7 @@ impl Publisher {
             reason = "usize has 64 bits where librdkafka runs with us"
         )]
         let mut record: BaseRecord<'_, [u8], [u8], usize> =
-            BaseRecord::with_opaque_to(topic, number as usize).timestamp(created_ms);
+            BaseRecord::with_opaque_to(topic, number as usize).timestamp(row.created_ms);
         record.headers = headers.take();
         record.key = key;
         record.payload = payload;

@@ -21,6 +21,7 @@ use crate::budget::Budget;
 use crate::cursor::{Cursor, ReadAt};
 use crate::database::{Error, PLANNED, answer};
 use crate::metrics::DatabaseClock;
+use crate::sizes::{self, Limits, Sizes};
 
 const PAGE_READ: &str = include_str!("../queries/page_read.sql");
 
@@ -32,20 +33,31 @@ const FLUSH_PATIENCE: Duration = Duration::from_millis(3);
 pub(crate) struct Row {
     row: PgRow,
     pub position: i64,
-    /// What the row costs in memory, roughly: beside its bytes about a kilobyte in the driver's row and librdkafka's message
-    /// and headers (seen with 200-byte messages).
+    pub id: Uuid,
+    /// `created_at`, milliseconds since the epoch.
+    pub created_ms: i64,
+    /// What the row costs in memory, roughly.
     pub size: usize,
 }
 
-impl Row {
-    fn of(row: PgRow) -> Result<Self, Error> {
-        let length = |index| column::<Option<&[u8]>>(&row, index).map(|bytes| bytes.map_or(0, <[u8]>::len));
-        let size = 1_000 + length(5)? + length(7)? + length(8)?;
-        Ok(Self { position: column(&row, 1)?, size, row })
-    }
+/// What the statement shows of a row.
+enum Shown {
+    Whole(Row),
+    /// Only that there is one at this position, too large for its page.
+    Announced(i64),
+}
 
-    pub(crate) fn id(&self) -> Result<Uuid, Error> {
-        column(&self.row, 2)
+impl Row {
+    fn of(row: PgRow) -> Result<Shown, Error> {
+        let bytes = |index| column::<Option<&[u8]>>(&row, index);
+        let (key, payload, headers) = (bytes(5)?, bytes(7)?, bytes(8)?);
+        if headers.is_some_and(<[u8]>::is_empty) || (payload.is_none() && column(&row, 14)?) {
+            return Ok(Shown::Announced(column(&row, 1)?));
+        }
+        let size =
+            sizes::OF_A_ROW + [key, payload, headers].into_iter().flatten().map(<[u8]>::len).sum::<usize>();
+        let (position, id, created_ms) = (column(&row, 1)?, column(&row, 2)?, created_ms(&row)?);
+        Ok(Shown::Whole(Self { position, id, created_ms, size, row }))
     }
 
     pub(crate) fn topic(&self) -> Result<&str, Error> {
@@ -61,20 +73,15 @@ impl Row {
         column(&self.row, 7)
     }
 
-    /// `created_at`, milliseconds since the epoch.
-    pub(crate) fn created_ms(&self) -> Result<i64, Error> {
-        created_ms(&self.row)
-    }
-
     /// What the envelope is written from.
     pub(crate) fn outgoing(&self) -> Result<Outgoing<'_>, Error> {
         Ok(Outgoing {
-            id: self.id()?,
+            id: self.id,
             idempotency_key: column(&self.row, 3)?,
             topic: self.topic()?,
             r#type: column(&self.row, 6)?,
             has_payload: self.payload()?.is_some(),
-            created_ms: self.created_ms()?,
+            created_ms: self.created_ms,
             headers: column(&self.row, 8)?,
         })
     }
@@ -128,6 +135,25 @@ struct Waiting {
     caught_up: bool,
 }
 
+/// Who is asked for now, each with the bytes it may take.
+type Asking = Vec<(Waiting, usize)>;
+
+/// What one statement found of one shard: rows in order of position.
+#[derive(Default)]
+struct Found {
+    rows: Vec<Row>,
+    /// A row after these is too large for this page.
+    ended_by_larger: bool,
+}
+
+/// What is known of the shards from their last pages.
+#[derive(Default)]
+struct Known {
+    /// Those whose last page was at least half full.
+    behind: BTreeSet<i16>,
+    sizes: Sizes,
+}
+
 /// How the reader is set.
 #[derive(Debug, Clone)]
 pub(crate) struct Pace {
@@ -148,8 +174,9 @@ pub(crate) async fn run(
 ) -> Result<(), Error> {
     let mut waiting: Vec<Waiting> = Vec::new();
     let mut delay = pace.floor;
-    let mut behind = BTreeSet::new();
+    let mut known = Known::default();
     let mut turn = Turn::Ahead;
+    let mut not_before = Instant::now();
     loop {
         if waiting.is_empty() {
             match requests.recv().await {
@@ -180,13 +207,21 @@ pub(crate) async fn run(
                 () = budget.freed(), if allowed.contains(&0) => continue,
                 () = tokio::time::sleep(delay), if allowed.iter().any(|allowed| *allowed > 0) => {}
             }
+        } else if Instant::now() < not_before {
+            // The shards ask one after the other: one statement for all of them, rather than one for each.
+            tokio::time::sleep_until(not_before).await;
+            continue;
         }
         let (allowed, full): (Vec<_>, Vec<_>) =
             waiting.into_iter().zip(allowed).partition(|(_, allowed)| *allowed > 0);
-        let (asking, others) = turn.take(allowed, &behind);
-        let (read, clock, found) = read_pages(&mut connection, &asking, &pace).await?;
-        delay = if found.iter().all(Vec::is_empty) { (delay * 2).min(pace.ceiling) } else { pace.floor };
-        waiting = deliver(asking, &read, clock, found, &budget, &mut behind);
+        let (asking, others) = turn.take(allowed, &known.behind);
+        let (read, clock, found) = read_pages(&mut connection, &asking, &known.sizes, &pace).await?;
+        let is_empty = found.iter().all(|found| found.rows.is_empty() && !found.ended_by_larger);
+        delay = if is_empty { (delay * 2).min(pace.ceiling) } else { pace.floor };
+        let asked: Vec<i16> = asking.iter().map(|(w, _)| w.request.shard).collect();
+        waiting = deliver(asking, &read, clock, found, &budget, &mut known);
+        let is_behind = asked.iter().any(|shard| known.behind.contains(shard));
+        not_before = Instant::now() + if is_behind { Duration::ZERO } else { pace.floor };
         waiting.extend(others.into_iter().chain(full).map(|(w, _)| w));
     }
 }
@@ -198,8 +233,6 @@ enum Turn {
     Ahead,
     Behind,
 }
-
-type Asking = Vec<(Waiting, usize)>;
 
 impl Turn {
     /// Who is asked for now, and the others; the turn passes on. Without one of the kinds it is the other's turn.
@@ -226,31 +259,39 @@ impl Turn {
     }
 }
 
-/// Answers the requests that have rows and moves the cursors of the others on to the new snapshot. A shard whose page is at
-/// least half full is behind.
+/// Answers the requests that have rows and moves the cursors of the others on to the new snapshot.
 fn deliver(
     asking: Asking,
     read: &ReadAt,
     clock: DatabaseClock,
-    found: Vec<Vec<Row>>,
+    found: Vec<Found>,
     budget: &Budget,
-    behind: &mut BTreeSet<i16>,
+    known: &mut Known,
 ) -> Vec<Waiting> {
     let mut left = Vec::new();
-    for ((mut waiter, allowed), rows) in asking.into_iter().zip(found) {
-        behind.remove(&waiter.request.shard);
+    for ((mut waiter, allowed), Found { rows, ended_by_larger }) in asking.into_iter().zip(found) {
+        let shard = waiter.request.shard;
+        let bytes = rows.iter().map(|row| row.size).sum::<usize>();
+        let may_take = waiter.request.bytes.min(allowed);
+        let most = known.sizes.limits(shard, waiter.request.rows, may_take).rows;
+        let is_half_full = !rows.is_empty() && (rows.len() * 2 >= most || bytes * 2 >= may_take);
+        if ended_by_larger || is_half_full {
+            known.behind.insert(shard);
+        } else {
+            known.behind.remove(&shard);
+        }
+        known.sizes.seen(shard, ended_by_larger, rows.iter().map(|row| row.size).max().unwrap_or(0));
         if rows.is_empty() {
-            // An empty page of late rows ends the late part; fresh ones were not looked at yet.
-            waiter.caught_up = waiter.request.cursor.late.is_none();
-            waiter.request.cursor = waiter.request.cursor.after_empty(read);
+            waiter.caught_up = false;
+            if !ended_by_larger {
+                // An empty page of late rows ends the late part; fresh ones were not looked at yet.
+                waiter.caught_up = waiter.request.cursor.late.is_none();
+                waiter.request.cursor = waiter.request.cursor.after_empty(read);
+            }
             left.push(waiter);
             continue;
         }
-        let bytes = rows.iter().map(|row| row.size).sum::<usize>();
-        let Request { shard, cursor: from, reply, rows: most_rows, bytes: most_bytes } = waiter.request;
-        if rows.len() * 2 >= most_rows || bytes * 2 >= most_bytes.min(allowed) {
-            behind.insert(shard);
-        }
+        let Request { cursor: from, reply, .. } = waiter.request;
         // A shard that has gone meanwhile drops the page, and with it the hold on the budget.
         drop(reply.send(Page { from, read: read.clone(), clock, rows, bytes: budget.hold(shard, bytes) }));
     }
@@ -261,8 +302,9 @@ fn deliver(
 async fn read_pages(
     connection: &mut PgConnection,
     asking: &[(Waiting, usize)],
+    sizes: &Sizes,
     pace: &Pace,
-) -> Result<(ReadAt, DatabaseClock, Vec<Vec<Row>>), Error> {
+) -> Result<(ReadAt, DatabaseClock, Vec<Found>), Error> {
     let statement = PAGE_READ;
     #[cfg(feature = "plants")]
     let statement = pace.planted_read().unwrap_or(statement);
@@ -272,8 +314,7 @@ async fn read_pages(
             shard: w.request.shard,
             cursor: &w.request.cursor,
             caught_up: w.caught_up,
-            rows: w.request.rows,
-            bytes: w.request.bytes.min(*allowed).max(1),
+            limits: sizes.limits(w.request.shard, w.request.rows, w.request.bytes.min(*allowed)),
         })
         .collect();
     let asked = Instant::now();
@@ -284,7 +325,8 @@ async fn read_pages(
     )
     .await?;
 
-    let mut found: Vec<Vec<Row>> = asks.iter().map(|_| Vec::new()).collect();
+    let mut found: Vec<Found> = asks.iter().map(|_| Found::default()).collect();
+    let mut larger: Vec<Option<i64>> = vec![None; asks.len()];
     let mut head = None;
     for row in rows {
         match column::<Option<i16>>(&row, 0)? {
@@ -301,23 +343,29 @@ async fn read_pages(
                     operation: "reading a page",
                     what: format!("shard {shard} was not asked for"),
                 })?;
-                if let Some(rows) = found.get_mut(index) {
-                    rows.push(Row::of(row)?);
+                match (Row::of(row)?, found.get_mut(index), larger.get_mut(index)) {
+                    (Shown::Whole(row), Some(found), _) => found.rows.push(row),
+                    (Shown::Announced(at), _, Some(larger)) => *larger = Some(larger.unwrap_or(at).min(at)),
+                    _ => {}
                 }
             }
         }
     }
-    for rows in &mut found {
+    for (found, larger) in found.iter_mut().zip(larger) {
+        if let Some(larger) = larger {
+            found.rows.retain(|row| row.position < larger);
+            found.ended_by_larger = true;
+        }
         #[cfg(feature = "plants")]
         if pace.keeps_order() {
-            break;
+            continue;
         }
         // The statement's outermost level promises no order; in practice this finds them sorted.
-        rows.sort_by_key(|row| row.position);
+        found.rows.sort_by_key(|row| row.position);
     }
     let (clock, read, written, flushed): (DatabaseClock, ReadAt, String, bool) =
         head.ok_or_else(|| Error::Answer { operation: "reading a page", what: "no snapshot".to_owned() })?;
-    if !flushed && found.iter().any(|rows| !rows.is_empty()) {
+    if !flushed && found.iter().any(|found| !found.rows.is_empty()) {
         wait_until_flushed(connection, &written, pace.patience).await?;
     }
     Ok((read, clock, found))
@@ -354,10 +402,15 @@ pub struct Ask<'a> {
     pub cursor: &'a Cursor,
     /// The look before found nothing at the cursor's snapshot.
     pub caught_up: bool,
-    /// Most rows.
-    pub rows: usize,
-    /// Most bytes; one larger row still comes.
-    pub bytes: usize,
+    limits: Limits,
+}
+
+impl<'a> Ask<'a> {
+    /// For at most so many rows that have at most so many bytes together; one larger row still comes.
+    #[must_use]
+    pub fn new(shard: i16, cursor: &'a Cursor, caught_up: bool, rows: usize, bytes: usize) -> Self {
+        Self { shard, cursor, caught_up, limits: Limits::of(rows, bytes) }
+    }
 }
 
 type Query = sqlx::query::Query<'static, sqlx::Postgres, sqlx::postgres::PgArguments>;
@@ -374,8 +427,8 @@ fn query(sql: &'static str, asks: &[Ask<'_>]) -> Query {
         .bind(late(|l| l.snapshot.clone()))
         .bind(asks.iter().map(|a| a.cursor.late.as_ref().map(|l| l.position)).collect::<Vec<_>>())
         .bind(asks.iter().map(|a| a.caught_up).collect::<Vec<_>>())
-        .bind(asks.iter().map(|a| i64::try_from(a.rows).unwrap_or(i64::MAX)).collect::<Vec<_>>())
-        .bind(asks.iter().map(|a| i64::try_from(a.bytes).unwrap_or(i64::MAX)).collect::<Vec<_>>())
+        .bind(asks.iter().map(|a| i64::try_from(a.limits.rows).unwrap_or(i64::MAX)).collect::<Vec<_>>())
+        .bind(asks.iter().map(|a| i64::try_from(a.limits.payload).unwrap_or(i64::MAX)).collect::<Vec<_>>())
 }
 
 /// What a page read costs: the plan that Postgres ran, with its buffers, as `EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON)`
@@ -439,8 +492,8 @@ fn arguments(asks: &[Ask<'_>]) -> String {
         array(|a| a.cursor.late.as_ref().map(|l| l.snapshot.clone())),
         array(|a| a.cursor.late.as_ref().map(|l| l.position.to_string())),
         array(|a| Some(a.caught_up.to_string())),
-        array(|a| Some(a.rows.to_string())),
-        array(|a| Some(a.bytes.to_string())),
+        array(|a| Some(a.limits.rows.to_string())),
+        array(|a| Some(i64::try_from(a.limits.payload).unwrap_or(i64::MAX).to_string())),
     ]
     .join(", ")
 }

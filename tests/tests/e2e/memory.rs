@@ -131,6 +131,54 @@ fn messages_of_a_megabyte_cost_two_copies_of_what_may_be_in_flight_and_no_more()
     });
 }
 
+/// What is published of one message: its number, and how many bytes its payload has. `None`: it is a tombstone.
+type Sent = (i64, Option<usize>);
+
+#[test]
+fn messages_of_all_sizes_arrive_whole_and_in_order_though_few_of_them_fit_into_a_page_together() {
+    const MANY: i64 = 600;
+    test(Duration::from_secs(120), Load::Light, async |harness: &mut Harness| {
+        let site = harness.site().await?;
+        let topic = site.topic_with("sizes", 3, &[("max.message.bytes", "4000000")]).await?;
+        let keys = site.key_of_each_shard().await?;
+        let expected: Vec<(String, i64, Option<i32>)> = sqlx::query_as(
+            r#"INSERT INTO outbox.message (topic, key, payload, headers)
+               SELECT $1, ($2::text[])[1 + i % 3],
+                      CASE WHEN i % 11 <> 0 THEN convert_to(rpad('', CASE WHEN i % 97 = 0 THEN 1200000 WHEN i % 31 = 0 THEN 300000
+                                                                           WHEN i % 7 = 0 THEN 20000 ELSE 100 END, 'x'), 'UTF8') END,
+                      jsonb_build_object('n', i::text)
+                          || CASE WHEN i % 53 = 0 THEN jsonb_build_object('pad', (SELECT string_agg(md5(n::text), '') FROM generate_series(1, 3000) n))
+                                  ELSE '{}' END
+               FROM generate_series(1, $3) i
+               RETURNING key, (headers ->> 'n')::bigint, octet_length(payload)"#,
+        )
+        .bind(&topic)
+        .bind(&keys)
+        .bind(MANY)
+        .fetch_all(site.pool())
+        .await?;
+        let (_relay, _) = idle(&site, MIB / 4, MIB).await?;
+        count(&site, &topic, MANY, Duration::from_secs(60)).await?;
+        let records = site.kafka().records(&topic).await?;
+        for key in &keys[..3] {
+            let sent: Vec<Sent> = expected
+                .iter()
+                .filter(|(of, ..)| of == key)
+                .map(|(_, n, bytes)| (*n, bytes.and_then(|bytes| usize::try_from(bytes).ok())))
+                .collect();
+            let seen: Vec<Sent> = records
+                .iter()
+                .filter(|record| record.key.as_deref() == Some(key.as_bytes()))
+                .filter_map(|record| {
+                    Some((record.header("n")?.parse().ok()?, record.payload.as_ref().map(Vec::len)))
+                })
+                .collect();
+            assert_eq!(seen, sent, "of the key {key}");
+        }
+        Ok(())
+    });
+}
+
 #[test]
 fn shards_with_large_messages_for_a_missing_topic_take_nothing_from_the_others_share() {
     const TOTAL: u64 = 8 * MIB;

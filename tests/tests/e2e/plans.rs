@@ -17,6 +17,7 @@ use crate::memory::full;
 const SHARDS: i64 = 8;
 /// Rows of one page, the relay's default.
 const PAGE: usize = 2_000;
+const BYTES: usize = 64 << 20;
 const OPEN: usize = 500;
 /// What waits where the bar is measured, and what is consumed beside it elsewhere.
 const FEW: i64 = 100_000;
@@ -178,7 +179,7 @@ fn an_idle_poll_does_not_touch_the_table() {
         // Nothing is running in this database but this; other databases' transactions may move the snapshot on.
         for _ in 0..50 {
             let now = cursors_now(&mut connection, &start).await?;
-            let asks: Vec<Ask<'_>> = now.iter().map(|(s, c)| Ask { caught_up: true, ..ask(*s, c) }).collect();
+            let asks: Vec<Ask<'_>> = now.iter().map(|(s, c)| Ask::new(*s, c, true, PAGE, BYTES)).collect();
             let (buffers, rows) = measure(&mut connection, &asks).await?;
             if buffers == 0 {
                 assert_eq!(rows, 0);
@@ -324,7 +325,7 @@ async fn read_at(connection: &mut PgConnection) -> Outcome<ReadAt> {
 }
 
 fn ask(shard: i16, cursor: &Cursor) -> Ask<'_> {
-    Ask { shard, cursor, caught_up: false, rows: PAGE, bytes: 64 << 20 }
+    Ask::new(shard, cursor, false, PAGE, BYTES)
 }
 
 /// Buffers touched and rows found by one poll of all shards. The second of two, so that hint bits are set.
