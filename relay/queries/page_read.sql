@@ -67,7 +67,7 @@ unseen AS (
 )
 SELECT c.shard, m."position", m.id, m.idempotency_key, m.topic, m.key, m.type,
        CASE WHEN octet_length(m.payload) > c.payload_limit THEN NULL ELSE m.payload END AS payload,
-       CASE WHEN pg_column_size(m.headers) > c.other_limit OR octet_length(m.key) > c.other_limit THEN '' ELSE m.headers::text END AS headers,
+       CASE WHEN octet_length(m.headers::text) > c.other_limit OR octet_length(m.key) > c.other_limit THEN '' ELSE m.headers::text END AS headers,
        m.created_at, NULL AS snapshot, NULL AS ceiling, NULL AS written, NULL::boolean AS flushed,
        m.payload IS NOT NULL AS has_payload
 FROM cursor c

@@ -54,8 +54,12 @@ impl Row {
         if headers.is_some_and(<[u8]>::is_empty) || (payload.is_none() && column(&row, 14)?) {
             return Ok(Shown::Announced(column(&row, 1)?));
         }
-        let size =
-            sizes::OF_A_ROW + [key, payload, headers].into_iter().flatten().map(<[u8]>::len).sum::<usize>();
+        let size = sizes::OF_A_ROW
+            + [key, payload, headers, bytes(3)?, bytes(6)?]
+                .into_iter()
+                .flatten()
+                .map(<[u8]>::len)
+                .sum::<usize>();
         let (position, id, created_ms) = (column(&row, 1)?, column(&row, 2)?, created_ms(&row)?);
         Ok(Shown::Whole(Self { position, id, created_ms, size, row }))
     }
