@@ -25,5 +25,19 @@ SELECT now.cache, now.increment, now.cycle, now.next_position, now.next_xid,
                 ORDER BY m."position" LIMIT 1) first)) AS message_xid,
        -- Transactions below xmax and below the ceiling have begun, so these two are at most the next one.
        (SELECT max(greatest(c.ceiling::text::bigint, pg_snapshot_xmax(c.snapshot)::text::bigint,
-                            pg_snapshot_xmax(c.late_snapshot)::text::bigint)) FROM outbox.cursor c) AS cursor_xid
+                            pg_snapshot_xmax(c.late_snapshot)::text::bigint)) FROM outbox.cursor c) AS cursor_xid,
+       -- A row that breaks its cursor's promise: no transaction from the ceiling on owns a row at or below the position. Looked for
+       -- where a sequence that was set back, or that sessions had numbers of in reserve, puts them: shortly below the position,
+       -- and among the first transactions from the ceiling on.
+       (SELECT max(passed."position") FROM outbox.cursor c CROSS JOIN LATERAL (
+            SELECT below."position" FROM (
+                SELECT m."position", m.xid FROM outbox.message m WHERE m.shard = c.shard AND m."position" <= c."position"
+                ORDER BY m."position" DESC LIMIT 16) below
+            WHERE below.xid >= c.ceiling
+            UNION ALL
+            SELECT since."position" FROM (
+                SELECT m."position", m.xid FROM outbox.message m
+                WHERE m.shard = c.shard AND outbox.xid_bits(m.xid) >= (c.ceiling::text::bigint % 2147483648)::integer
+                ORDER BY m.shard, outbox.xid_bits(m.xid) LIMIT 16) since
+            WHERE since.xid >= c.ceiling AND since."position" <= c."position") passed) AS passed_position
 FROM now

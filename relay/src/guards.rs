@@ -14,14 +14,16 @@
 //!   transaction that the cursor has never seen running. Nothing would ever look for it.
 //! * **It is ahead of every position in use.** Else new messages come to lie below cursors, with the same end, or before
 //!   earlier ones of their key.
+//! * **No message was enqueued at a position that its shard's cursor had passed.** That is what either of these leaves behind
+//!   once the sequence is sound again: nothing looks for such a message, and the next advance hides that there was one.
 //! * **The outbox belongs to this cluster, and no transaction that it names is still to come.** In another cluster the
 //!   snapshots of cursors mean nothing: what they call consumed is what happens to have a low id.
 //!
 //! A running relay stops for each of them rather than going on with a warning: while it stands still its durable cursors
 //! stand still too, and `baton rebase` finds what was enqueued below them; if it went on, they would pass it.
-//! What one relay found stands for it until a rebase, though the sequence be ahead again by itself or by hand meanwhile.
-//! What was enqueued between the change and the next look, and passed by a cursor within it, is not found: that is why it
-//! looks every few seconds.
+//! What one relay found stands for it until a rebase, though the sequence be ahead again by itself or by hand meanwhile, and
+//! what it leaves behind stops the next one. Only what was enqueued too low and hidden by an advance between the change and
+//! the next look is not found: that is why it looks every few seconds.
 //!
 //! What else a start refuses is decided elsewhere: a standby and missing migrations in [`database`](crate::database), a
 //! finite `message.timeout.ms` in [`settings`](crate::settings).
@@ -54,6 +56,8 @@ pub(crate) struct Facts {
     pub message_xid: Option<i64>,
     /// The highest transaction that a cursor names.
     pub cursor_xid: Option<i64>,
+    /// A position at or below its shard's cursor that was taken by a transaction which the cursor says is not there.
+    pub passed_position: Option<i64>,
 }
 
 /// What was found.
@@ -69,6 +73,11 @@ pub enum Violation {
         holder: &'static str,
         /// The highest position in use.
         taken: i64,
+    },
+    /// A message got a position that its shard's cursor had passed: the sequence was behind, and is not any more.
+    Passed {
+        /// The highest that was found.
+        position: i64,
     },
     /// The database was made in another cluster.
     Cluster {
@@ -100,6 +109,10 @@ impl Violation {
                 "the sequence outbox.message_position_seq gives out {next} next, but {holder} is at {taken}: messages enqueued now \
                  would be skipped, or overtake earlier ones of their key"
             ),
+            Self::Passed { position } => format!(
+                "the message at {position} was enqueued after its shard's cursor had passed that position, so it is not looked for: \
+                 the sequence outbox.message_position_seq was set back, or had CACHE"
+            ),
             Self::Cluster { stored, found } => format!(
                 "this outbox belongs to the cluster {stored}, and the server is the cluster {found}: the database was restored or \
                  copied, and what its cursors call published means nothing here"
@@ -115,7 +128,7 @@ impl Violation {
     pub(crate) fn advice(&self) -> String {
         match self {
             // Not by hand: what was enqueued meanwhile lies below cursors, and once the sequence looks sound nothing says so.
-            Self::Sequence(_) | Self::Behind { .. } => {
+            Self::Sequence(_) | Self::Behind { .. } | Self::Passed { .. } => {
                 "stop the relays and run `baton rebase`, which mends the sequence and finds what was enqueued meanwhile"
                     .to_owned()
             }
@@ -171,6 +184,7 @@ pub(crate) fn judge(facts: &Facts) -> Vec<Violation> {
     {
         found.push(Violation::Behind { next: facts.next_position, holder, taken });
     }
+    found.extend(facts.passed_position.map(|position| Violation::Passed { position }));
     found
 }
 
@@ -219,6 +233,7 @@ mod tests {
             cursor_position: Some(100),
             message_xid: Some(999),
             cursor_xid: Some(1_000),
+            passed_position: None,
         }
     }
 
@@ -246,6 +261,10 @@ mod tests {
         says(
             Facts { message_xid: Some(1_000), ..sound() },
             &["a message names", "transaction 1000", "`baton rebase`"],
+        );
+        says(
+            Facts { passed_position: Some(90), ..sound() },
+            &["message at 90", "cursor had passed", "`baton rebase`"],
         );
         let other = judge_cluster(7, 8).unwrap().to_string();
         assert!(other.contains("cluster 7") && other.contains("`baton rebase`"), "{other}");

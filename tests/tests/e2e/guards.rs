@@ -36,6 +36,12 @@ const PROVOCATIONS: &[Provocation] = &[
         words: &["gives out", "a cursor is at", "`baton rebase`"],
     },
     Provocation {
+        // What is enqueued afterwards lies below cursors at first, and then the sequence is ahead of everything again.
+        what: "the sequence set back by twelve, and ahead again before a relay looks",
+        sql: "SELECT setval('outbox.message_position_seq', max(position) - 12) FROM outbox.cursor",
+        words: &["cursor had passed", "`baton rebase`"],
+    },
+    Provocation {
         what: "a database of another cluster (its system_identifier)",
         sql: "UPDATE outbox.settings SET system_identifier = 7",
         words: &["belongs to the cluster 7", "`baton rebase`"],
@@ -199,12 +205,16 @@ fn a_sequence_that_is_changed_under_a_running_relay_stops_it_until_it_is_mended(
         while !ahead().await? {
             enqueue(&site, &mut session, &topic).await?;
         }
-        let said = relay.stderr().matches("gives out").count();
+        let said = relay.stderr().matches("cursor had passed").count();
         eventually("it to refuse all the same", PATIENCE, async || {
-            let now = relay.stderr().matches("gives out").count();
+            let now = relay.stderr().matches("cursor had passed").count();
             if now > said + 1 { Ok(()) } else { fail!("{now} refusals, {said} before") }
         })
         .await?;
+        // Another one, which knows nothing of what this one saw.
+        let other = site.relay("other")?.finish(PATIENCE).await?;
+        assert_eq!(other.status.code(), Some(1), "{other}");
+        assert!(the_error(&other.stderr)?.contains("cursor had passed"), "{other}");
         assert_eq!(site.kafka().count(&topic).await?, published, "it published past what lies below cursors");
         assert_eq!(relay.try_exited()?, None, "the relay ended: {}", relay.stderr());
         assert!(relay.terminate(PATIENCE).await?.success(), "{}", relay.stderr());

@@ -131,6 +131,47 @@ fn messages_of_a_megabyte_cost_two_copies_of_what_may_be_in_flight_and_no_more()
     });
 }
 
+#[test]
+fn headers_that_compress_well_count_as_the_text_that_they_become() {
+    const IN_FLIGHT: u64 = 4 * MIB;
+    const HEADERS: u64 = 250_000;
+    test(Duration::from_secs(120), Load::Alone, async |harness: &mut Harness| {
+        let site = harness.site().await?;
+        let topic = site.topic_with("headers", 3, &[("max.message.bytes", "2000000")]).await?;
+        let keys = site.key_of_each_shard().await?;
+        let (relay, base) = idle(&site, IN_FLIGHT / 2, IN_FLIGHT).await?;
+        let many = 800;
+        sqlx::query(
+            "INSERT INTO outbox.message (topic, key, headers)
+             SELECT $1, ($2::text[])[1 + i % cardinality($2::text[])], jsonb_build_object('pad', repeat('x', $4))
+             FROM generate_series(1, $3) i",
+        )
+        .bind(&topic)
+        .bind(&keys)
+        .bind(many)
+        .bind(i32::try_from(HEADERS)?)
+        .execute(site.pool())
+        .await?;
+        let stored: i64 =
+            sqlx::query_scalar("SELECT max(pg_column_size(headers))::bigint FROM outbox.message")
+                .fetch_one(site.pool())
+                .await?;
+        assert!(stored < 10_000, "they do not compress: {stored} bytes");
+        count(&site, &topic, many, Duration::from_secs(60)).await?;
+        let most = peak(&relay)?;
+        figure(&format!(
+            "R30: {many} messages with {HEADERS} bytes of headers, stored as {stored}: at most {} MiB resident, {} MiB when idle",
+            most / MIB,
+            base / MIB
+        ));
+        assert!(
+            most <= base + 2 * (IN_FLIGHT + SHARDS * HEADERS) + SLACK,
+            "{base} bytes when idle, {most} at most"
+        );
+        Ok(())
+    });
+}
+
 /// What is published of one message: its number, and how many bytes its payload has. `None`: it is a tombstone.
 type Sent = (i64, Option<usize>);
 
