@@ -32,12 +32,16 @@ pub(crate) fn peak(process: &Process) -> Outcome<u64> {
     Ok(kilobytes.trim().parse::<u64>()? << 10)
 }
 
+/// The default, `baton.example.toml` says.
+const PAGE_ROWS: u64 = 2_000;
+
 /// A relay with these bounds that holds all shards and has nothing to do yet, and what memory it has had.
-async fn idle(site: &Site, in_flight: u64, in_flight_total: u64) -> Outcome<(Process, u64)> {
+async fn idle(site: &Site, in_flight: u64, in_flight_total: u64, page_rows: u64) -> Outcome<(Process, u64)> {
     let relay = site
         .relay("relay")?
         .env("BATON_PUBLISH__IN_FLIGHT_BYTES", in_flight.to_string())
         .env("BATON_PUBLISH__IN_FLIGHT_BYTES_TOTAL", in_flight_total.to_string())
+        .env("BATON_PUBLISH__PAGE_ROWS", page_rows.to_string())
         .start()?;
     eventually("the relay to hold all shards", Duration::from_secs(20), async || {
         let held: i64 = sqlx::query_scalar("SELECT count(*) FROM outbox.shard WHERE owner = 'relay'")
@@ -85,12 +89,12 @@ fn resident_memory_does_not_grow_with_the_messages_that_wait() {
             let site = harness.site().await?;
             let topic = site.topic("waiting", 3).await?;
             let keys = site.key_of_each_shard().await?;
-            let (mut first, base) = idle(&site, IN_FLIGHT / 2, IN_FLIGHT).await?;
+            let (mut first, base) = idle(&site, IN_FLIGHT / 2, IN_FLIGHT, PAGE_ROWS).await?;
             first.terminate(Duration::from_secs(20)).await?;
             for from in (1..=waiting).step_by(50_000) {
                 enqueue(&site, &topic, &keys, from, (from + 49_999).min(waiting), bytes).await?;
             }
-            let (relay, _) = idle(&site, IN_FLIGHT / 2, IN_FLIGHT).await?;
+            let (relay, _) = idle(&site, IN_FLIGHT / 2, IN_FLIGHT, PAGE_ROWS).await?;
             count(&site, &topic, waiting, Duration::from_secs(1_500)).await?;
             let most = peak(&relay)?;
             figure(&format!(
@@ -113,7 +117,7 @@ fn messages_of_a_megabyte_cost_two_copies_of_what_may_be_in_flight_and_no_more()
         let site = harness.site().await?;
         let topic = site.topic_with("large", 3, &[("max.message.bytes", "2000000")]).await?;
         let keys = site.key_of_each_shard().await?;
-        let (relay, base) = idle(&site, IN_FLIGHT / 2, IN_FLIGHT).await?;
+        let (relay, base) = idle(&site, IN_FLIGHT / 2, IN_FLIGHT, PAGE_ROWS).await?;
         enqueue(&site, &topic, &keys, 1, many, 1_000_000).await?;
         count(&site, &topic, many, Duration::from_secs(600)).await?;
         let most = peak(&relay)?;
@@ -133,13 +137,13 @@ fn messages_of_a_megabyte_cost_two_copies_of_what_may_be_in_flight_and_no_more()
 
 #[test]
 fn headers_that_compress_well_count_as_the_text_that_they_become() {
-    const IN_FLIGHT: u64 = 4 * MIB;
+    const IN_FLIGHT: u64 = 16 * MIB;
     const HEADERS: u64 = 250_000;
     test(Duration::from_secs(120), Load::Alone, async |harness: &mut Harness| {
         let site = harness.site().await?;
         let topic = site.topic_with("headers", 3, &[("max.message.bytes", "2000000")]).await?;
         let keys = site.key_of_each_shard().await?;
-        let (relay, base) = idle(&site, IN_FLIGHT / 2, IN_FLIGHT).await?;
+        let (relay, base) = idle(&site, IN_FLIGHT / 2, IN_FLIGHT, 50).await?;
         let many = 800;
         sqlx::query(
             "INSERT INTO outbox.message (topic, key, headers)
@@ -198,7 +202,7 @@ fn messages_of_all_sizes_arrive_whole_and_in_order_though_few_of_them_fit_into_a
         .bind(MANY)
         .fetch_all(site.pool())
         .await?;
-        let (_relay, _) = idle(&site, MIB / 4, MIB).await?;
+        let (_relay, _) = idle(&site, MIB / 4, MIB, PAGE_ROWS).await?;
         count(&site, &topic, MANY, Duration::from_secs(60)).await?;
         let records = site.kafka().records(&topic).await?;
         for key in &keys[..3] {
@@ -228,7 +232,7 @@ fn shards_with_large_messages_for_a_missing_topic_take_nothing_from_the_others_s
         let keys = site.key_of_each_shard().await?;
         let missing = site.topic_name("missing");
         let flowing = site.topic("flowing", 1).await?;
-        let (_relay, _) = idle(&site, TOTAL, TOTAL).await?;
+        let (_relay, _) = idle(&site, TOTAL, TOTAL, PAGE_ROWS).await?;
         // Each of the three alone could hold all there is.
         enqueue(&site, &missing, &keys[..3], 1, 60, 900_000).await?;
         eventually("three shards to be stopped", Duration::from_secs(30), async || {
