@@ -1,10 +1,11 @@
 -- One page for each shard asked for: what became visible late at or below its cursor, then what is fresh above it, in
--- order of position. First column null = the one row that says at what snapshot all of it was read; it comes last, so that a
--- flush that comes while the pages are read is seen.
+-- order of position. The rows of a page are one value, a record each (record.rs): sent one by one they cost as much again as
+-- reading them. First column null = the one row that says at what snapshot all of it was read; it comes last, so that a flush
+-- that comes while the pages are read is seen.
 -- $1 shards, $2 positions, $3 snapshots, $4 ceilings, $5 late snapshots or null, $6 late positions or null,
 -- $7 true where the page before was empty (an unchanged snapshot then means: nothing to look for), $8 rows,
 -- $9 bytes of a payload, and a number of times those of a key and of headers: of a larger one only that it is there is told
--- (no payload with has_payload; headers of no characters). A running sum of bytes would cost as much as the rest of the row.
+-- (headers of no characters). A running sum of bytes would cost as much as the rest of the row.
 WITH RECURSIVE now AS MATERIALIZED (
     SELECT s.snapshot,
            -- The next transaction id. age() counts from it; whatever lies at or below a row this snapshot shows took an
@@ -65,34 +66,36 @@ unseen AS (
         ORDER BY m.shard, outbox.xid_bits(m.xid) LIMIT 1
     ) next
 )
-SELECT c.shard, m."position", m.id, m.idempotency_key, m.topic, m.key, m.type,
-       CASE WHEN octet_length(m.payload) > c.payload_limit THEN NULL ELSE m.payload END AS payload,
-       CASE WHEN octet_length(m.headers::text) > c.other_limit OR octet_length(m.key) > c.other_limit THEN '' ELSE m.headers::text END AS headers,
-       m.created_at, NULL AS snapshot, NULL AS ceiling, NULL AS written, NULL::boolean AS flushed,
-       m.payload IS NOT NULL AS has_payload
+SELECT c.shard, page.records, NULL AS snapshot, NULL AS ceiling, NULL AS written, NULL::boolean AS flushed, NULL::timestamptz AS clock
 FROM cursor c
 CROSS JOIN LATERAL (
-    (SELECT late.*
-     FROM (
-        SELECT f.xid, outbox.xid_bits(f.xid) AS bits FROM unnest(c.finished) AS f(xid)
+    SELECT string_agg(record_send(ROW(
+               m."position", m.id, m.created_at, m.topic, m.key, m.idempotency_key, m.type,
+               CASE WHEN octet_length(m.payload) > c.payload_limit THEN NULL ELSE m.payload END,
+               CASE WHEN octet_length(m.payload) > c.payload_limit OR octet_length(m.headers::text) > c.other_limit
+                         OR octet_length(m.key) > c.other_limit THEN '' ELSE m.headers::text END)), '') AS records
+    FROM (
+        (SELECT late.*
+         FROM (
+            SELECT f.xid, outbox.xid_bits(f.xid) AS bits FROM unnest(c.finished) AS f(xid)
+            UNION ALL
+            SELECT u.xid, u.bits FROM unseen u WHERE u.shard = c.shard AND pg_visible_in_snapshot(u.xid, c.shown)
+         ) x
+         CROSS JOIN LATERAL (
+            -- BETWEEN and this order keep the planner off (shard, position), which would walk every consumed row.
+            SELECT * FROM outbox.message m
+            WHERE m.shard = c.shard AND outbox.xid_bits(m.xid) BETWEEN x.bits AND x.bits AND m.xid = x.xid
+              AND m."position" <= c."position" AND m."position" > c.late_after
+            ORDER BY m.shard, outbox.xid_bits(m.xid), m."position" LIMIT c.row_limit
+         ) late
+         ORDER BY late."position" LIMIT c.row_limit)
         UNION ALL
-        SELECT u.xid, u.bits FROM unseen u WHERE u.shard = c.shard AND pg_visible_in_snapshot(u.xid, c.shown)
-     ) x
-     CROSS JOIN LATERAL (
-        -- BETWEEN and this order keep the planner off (shard, position), which would walk every consumed row.
-        SELECT * FROM outbox.message m
-        WHERE m.shard = c.shard AND outbox.xid_bits(m.xid) BETWEEN x.bits AND x.bits AND m.xid = x.xid
-          AND m."position" <= c."position" AND m."position" > c.late_after
-        ORDER BY m.shard, outbox.xid_bits(m.xid), m."position" LIMIT c.row_limit
-     ) late
-     ORDER BY late."position" LIMIT c.row_limit)
-    UNION ALL
-    (SELECT * FROM outbox.message m
-     WHERE m.shard = c.shard AND m."position" > c."position" AND c.takes_fresh
-     ORDER BY m."position" LIMIT c.row_limit)
-    ORDER BY "position" LIMIT c.row_limit
-) m
+        (SELECT * FROM outbox.message m
+         WHERE m.shard = c.shard AND m."position" > c."position" AND c.takes_fresh
+         ORDER BY m."position" LIMIT c.row_limit)
+        ORDER BY "position" LIMIT c.row_limit
+    ) m
+) page
 UNION ALL
-SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, clock_timestamp(),
-       now.snapshot::text, now.ceiling::text, now.written::text, pg_current_wal_flush_lsn() >= now.written, NULL
+SELECT NULL, NULL, now.snapshot::text, now.ceiling::text, now.written::text, pg_current_wal_flush_lsn() >= now.written, clock_timestamp()
 FROM now

@@ -6,19 +6,20 @@ WITH now AS MATERIALIZED (
            pg_current_wal_insert_lsn() AS written
     FROM (SELECT pg_current_snapshot() AS snapshot) s
 )
-SELECT NULL::smallint AS shard, NULL::bigint AS "position", NULL::uuid AS id, NULL::text AS idempotency_key, NULL::text AS topic,
-       NULL::text AS key, NULL::text AS type, NULL::bytea AS payload, NULL::text AS headers,
-       clock_timestamp() AS created_at,
-       now.snapshot::text AS snapshot, now.ceiling::text AS ceiling, now.written::text AS written,
-       pg_current_wal_flush_lsn() >= now.written AS flushed, NULL::boolean AS has_payload
+SELECT NULL::smallint AS shard, NULL::bytea AS records, now.snapshot::text AS snapshot, now.ceiling::text AS ceiling,
+       now.written::text AS written, pg_current_wal_flush_lsn() >= now.written AS flushed, clock_timestamp() AS clock
 FROM now
 UNION ALL
-SELECT c.shard, m."position", m.id, m.idempotency_key, m.topic, m.key, m.type, m.payload, m.headers::text,
-       m.created_at, NULL, NULL, NULL, NULL, m.payload IS NOT NULL
+SELECT c.shard, page.records, NULL, NULL, NULL, NULL, NULL
 FROM unnest($1::smallint[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::bigint[], $7::boolean[], $8::bigint[], $9::bigint[])
          AS c(shard, "position", snapshot, ceiling, late_snapshot, late_position, caught_up, row_limit, payload_limit)
 CROSS JOIN LATERAL (
-    SELECT * FROM outbox.message m
-    WHERE m.shard = c.shard AND m."position" > c."position"
-    ORDER BY m."position" LIMIT c.row_limit
-) m
+    SELECT string_agg(record_send(ROW(
+               m."position", m.id, m.created_at, m.topic, m.key, m.idempotency_key, m.type, m.payload, m.headers::text
+           )), '') AS records
+    FROM (
+        SELECT * FROM outbox.message m
+        WHERE m.shard = c.shard AND m."position" > c."position"
+        ORDER BY m."position" LIMIT c.row_limit
+    ) m
+) page

@@ -36,6 +36,7 @@ mod poller;
 mod publish;
 mod reach;
 pub mod read;
+mod record;
 mod refusal;
 mod relay;
 mod retention;

@@ -7,6 +7,8 @@
 //! `synchronous_commit = off` and a crash must not take back what is on a topic.
 
 use std::collections::BTreeSet;
+use std::str;
+use std::sync::Arc;
 use std::time::Duration;
 
 use baton_protocol::envelope::Outgoing;
@@ -21,6 +23,7 @@ use crate::budget::Budget;
 use crate::cursor::{Cursor, ReadAt};
 use crate::database::{Error, PLANNED, answer};
 use crate::metrics::DatabaseClock;
+use crate::record::{Place, Records};
 use crate::sizes::{self, Limits, Sizes};
 
 const PAGE_READ: &str = include_str!("../queries/page_read.sql");
@@ -28,10 +31,17 @@ const PAGE_READ: &str = include_str!("../queries/page_read.sql");
 /// How long a page may wait for somebody else's flush before the relay flushes by a commit of its own.
 const FLUSH_PATIENCE: Duration = Duration::from_millis(3);
 
-/// One message of the outbox, as read. Kept in the driver's buffer: nothing is copied before the producer copies it.
+/// One message of the outbox, as read. Its bytes stay in the driver's buffer: nothing is copied before the producer copies it.
 #[derive(Debug)]
 pub(crate) struct Row {
-    row: PgRow,
+    /// The row of the whole page.
+    page: Arc<PgRow>,
+    topic: Place,
+    key: Place,
+    idempotency_key: Place,
+    r#type: Place,
+    payload: Place,
+    headers: Place,
     pub position: i64,
     pub id: Uuid,
     /// `created_at`, milliseconds since the epoch.
@@ -48,56 +58,86 @@ enum Shown {
 }
 
 impl Row {
-    fn of(row: PgRow) -> Result<Shown, Error> {
-        let bytes = |index| column::<Option<&[u8]>>(&row, index);
-        let (key, payload, headers) = (bytes(5)?, bytes(7)?, bytes(8)?);
-        if headers.is_some_and(<[u8]>::is_empty) || (payload.is_none() && column(&row, 14)?) {
-            return Ok(Shown::Announced(column(&row, 1)?));
+    /// The rows of a page.
+    fn all(page: PgRow) -> Result<Vec<Shown>, Error> {
+        let page = Arc::new(page);
+        let Some(value) = column::<Option<&[u8]>>(&page, 1)? else { return Ok(Vec::new()) };
+        Records::of(value).map(|record| Self::of(&page, value, record.map_err(unexpected)?)).collect()
+    }
+
+    fn of(page: &Arc<PgRow>, value: &[u8], fields: [Place; 9]) -> Result<Shown, Error> {
+        let [position, id, created_at, topic, key, idempotency_key, r#type, payload, headers] = fields;
+        let position = i64::from_be_bytes(fixed(position, value)?);
+        if !headers.is_null() && headers.len() == 0 {
+            return Ok(Shown::Announced(position));
         }
-        let size = sizes::OF_A_ROW
-            + [key, payload, headers, bytes(3)?, bytes(6)?]
-                .into_iter()
-                .flatten()
-                .map(<[u8]>::len)
-                .sum::<usize>();
-        let (position, id, created_ms) = (column(&row, 1)?, column(&row, 2)?, created_ms(&row)?);
-        Ok(Shown::Whole(Self { position, id, created_ms, size, row }))
+        let size = [key, payload, headers, idempotency_key, r#type].map(Place::len).iter().sum::<usize>();
+        Ok(Shown::Whole(Self {
+            page: Arc::clone(page),
+            topic,
+            key,
+            idempotency_key,
+            r#type,
+            payload,
+            headers,
+            position,
+            id: Uuid::from_bytes(fixed(id, value)?),
+            created_ms: milliseconds(i64::from_be_bytes(fixed(created_at, value)?)),
+            size: sizes::OF_A_ROW + size,
+        }))
+    }
+
+    fn bytes(&self, place: Place) -> Result<Option<&[u8]>, Error> {
+        Ok(place.of(column(&self.page, 1)?))
+    }
+
+    fn text(&self, place: Place) -> Result<Option<&str>, Error> {
+        self.bytes(place)?.map(str::from_utf8).transpose().map_err(unexpected)
     }
 
     pub(crate) fn topic(&self) -> Result<&str, Error> {
-        column(&self.row, 4)
+        self.text(self.topic)?.ok_or_else(|| unexpected("a message without a topic"))
     }
 
     /// UTF-8, which nobody here has to know.
     pub(crate) fn key(&self) -> Result<Option<&[u8]>, Error> {
-        column(&self.row, 5)
+        self.bytes(self.key)
     }
 
     pub(crate) fn payload(&self) -> Result<Option<&[u8]>, Error> {
-        column(&self.row, 7)
+        self.bytes(self.payload)
     }
 
     /// What the envelope is written from.
     pub(crate) fn outgoing(&self) -> Result<Outgoing<'_>, Error> {
         Ok(Outgoing {
             id: self.id,
-            idempotency_key: column(&self.row, 3)?,
+            idempotency_key: self.text(self.idempotency_key)?,
             topic: self.topic()?,
-            r#type: column(&self.row, 6)?,
-            has_payload: self.payload()?.is_some(),
+            r#type: self.text(self.r#type)?,
+            has_payload: !self.payload.is_null(),
             created_ms: self.created_ms,
-            headers: column(&self.row, 8)?,
+            headers: self.text(self.headers)?,
         })
     }
 }
 
-/// `created_at`, in milliseconds since 1970. Postgres sends microseconds since 2000, which it does in a fifth of the time that
-/// an `extract` takes. Never before 1970, which Kafka does not take: an old row may say `-infinity`.
-fn created_ms(row: &PgRow) -> Result<i64, Error> {
+/// A field whose type has `N` bytes.
+fn fixed<const N: usize>(place: Place, value: &[u8]) -> Result<[u8; N], Error> {
+    let bytes = place.of(value).and_then(|bytes| bytes.try_into().ok());
+    bytes.ok_or_else(|| unexpected(format!("a field of {} bytes instead of {N}", place.len())))
+}
+
+fn unexpected(what: impl std::fmt::Display) -> Error {
+    Error::Answer { operation: "decoding a message", what: what.to_string() }
+}
+
+/// A timestamp as Postgres sends it, microseconds since 2000, in milliseconds since 1970. Never before 1970, which Kafka does not
+/// take: an old row may say `-infinity`.
+fn milliseconds(micros: i64) -> i64 {
     const FROM_1970_TO_2000: i64 = 946_684_800_000;
-    let micros: i64 = column(row, 9)?;
     let is_finite = micros != i64::MAX && micros != i64::MIN;
-    Ok(if is_finite { (micros.saturating_add(500).div_euclid(1_000) + FROM_1970_TO_2000).max(1) } else { 1 })
+    if is_finite { (micros.saturating_add(500).div_euclid(1_000) + FROM_1970_TO_2000).max(1) } else { 1 }
 }
 
 /// The statement's column types are fixed, so the check for each value is left out.
@@ -330,42 +370,42 @@ async fn read_pages(
     .await?;
 
     let mut found: Vec<Found> = asks.iter().map(|_| Found::default()).collect();
-    let mut larger: Vec<Option<i64>> = vec![None; asks.len()];
     let mut head = None;
     for row in rows {
         match column::<Option<i16>>(&row, 0)? {
             None => {
                 head = Some((
-                    DatabaseClock { shown_ms: created_ms(&row)?, asked },
-                    ReadAt { snapshot: column(&row, 10)?, ceiling: column(&row, 11)? },
-                    column(&row, 12)?,
-                    column(&row, 13)?,
+                    DatabaseClock { shown_ms: milliseconds(column(&row, 6)?), asked },
+                    ReadAt { snapshot: column(&row, 2)?, ceiling: column(&row, 3)? },
+                    column(&row, 4)?,
+                    column(&row, 5)?,
                 ));
             }
             Some(shard) => {
-                let index = asks.iter().position(|a| a.shard == shard).ok_or_else(|| Error::Answer {
+                let found = asks.iter().zip(&mut found).find(|(ask, _)| ask.shard == shard);
+                let (_, found) = found.ok_or_else(|| Error::Answer {
                     operation: "reading a page",
                     what: format!("shard {shard} was not asked for"),
                 })?;
-                match (Row::of(row)?, found.get_mut(index), larger.get_mut(index)) {
-                    (Shown::Whole(row), Some(found), _) => found.rows.push(row),
-                    (Shown::Announced(at), _, Some(larger)) => *larger = Some(larger.unwrap_or(at).min(at)),
-                    _ => {}
+                let mut larger: Option<i64> = None;
+                for shown in Row::all(row)? {
+                    match shown {
+                        Shown::Whole(row) => found.rows.push(row),
+                        Shown::Announced(at) => larger = Some(larger.unwrap_or(at).min(at)),
+                    }
                 }
+                if let Some(larger) = larger {
+                    found.rows.retain(|row| row.position < larger);
+                    found.ended_by_larger = true;
+                }
+                #[cfg(feature = "plants")]
+                if pace.keeps_order() {
+                    continue;
+                }
+                // An aggregate promises no order; in practice this finds them sorted.
+                found.rows.sort_by_key(|row| row.position);
             }
         }
-    }
-    for (found, larger) in found.iter_mut().zip(larger) {
-        if let Some(larger) = larger {
-            found.rows.retain(|row| row.position < larger);
-            found.ended_by_larger = true;
-        }
-        #[cfg(feature = "plants")]
-        if pace.keeps_order() {
-            continue;
-        }
-        // The statement's outermost level promises no order; in practice this finds them sorted.
-        found.rows.sort_by_key(|row| row.position);
     }
     let (clock, read, written, flushed): (DatabaseClock, ReadAt, String, bool) =
         head.ok_or_else(|| Error::Answer { operation: "reading a page", what: "no snapshot".to_owned() })?;

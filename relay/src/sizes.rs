@@ -18,6 +18,9 @@ pub(crate) const OF_A_ROW: usize = 1_000;
 /// A page is not asked for rows of which each could hold less than this.
 const LEAST: usize = 2 * OF_A_ROW;
 
+/// A page has no more than this, whatever is allowed: Postgres makes one value of it, and a value has at most a gigabyte.
+const MOST: usize = 256 << 20;
+
 /// What the statement is told of one shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Limits {
@@ -30,6 +33,7 @@ pub(crate) struct Limits {
 impl Limits {
     /// What keeps so many rows within so many bytes. One row may have any size, because it must still pass.
     pub(crate) fn of(rows: usize, bytes: usize) -> Self {
+        let bytes = bytes.min(MOST);
         let rows = rows.min(bytes / LEAST).max(1);
         // Of five parts, four for the payload, half of one for the key and half of one for the headers.
         let payload = if rows == 1 { usize::MAX } else { (bytes / rows - OF_A_ROW) / 5 * 4 };
