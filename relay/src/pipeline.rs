@@ -35,6 +35,9 @@ use crate::topics::{self, Checked, Seen, Topic};
 /// At most four cursor writes a second and shard, or one for each half of `publish.in_flight_rows` where that is more.
 const ADVANCE_EVERY: Duration = Duration::from_millis(250);
 
+/// The first pause between two, doubled each time: where connections are cut all the time, the same rows would go for ever.
+const ADVANCE_FIRST: Duration = Duration::from_millis(8);
+
 /// Rows between two looks at the clock. The rows of a page go without a pause between them, or librdkafka sends them in many
 /// small batches, and its threads spin while one is on its way and more rows of the partition lie there.
 const FEED_CHUNK: usize = 64;
@@ -118,7 +121,8 @@ pub(crate) struct Pipeline<'a> {
     reading: Option<oneshot::Receiver<Page>>,
     advancing: Option<oneshot::Receiver<Outcome>>,
     advance_to: (u64, Cursor),
-    advanced_at: Option<Instant>,
+    advance_due: Instant,
+    pace: Duration,
     /// A topic that the broker is asked about.
     checking: Option<JoinHandle<Checked>>,
     routes: Routes,
@@ -144,7 +148,8 @@ impl<'a> Pipeline<'a> {
             reading: None,
             advancing: None,
             advance_to: (0, durable),
-            advanced_at: None,
+            advance_due: Instant::now(),
+            pace: ADVANCE_FIRST,
             checking: None,
             routes: Routes::default(),
             refused: None,
@@ -243,7 +248,7 @@ impl<'a> Pipeline<'a> {
             let mut advance_at = self.write_cursor(prefix, now).await;
             if unacked > 0 {
                 // Not every report wakes; look at the prefix as often as it may be written.
-                advance_at = advance_at.or(Some(now + ADVANCE_EVERY));
+                advance_at = advance_at.or(Some(now + self.pace));
             }
             let again_at = (!self.in_hand.is_empty() && self.can_feed()).then_some(now);
 
@@ -507,14 +512,12 @@ impl<'a> Pipeline<'a> {
         // A shard that is so fast is not slowed down by the pace of its cursor: it writes one for each half of its limit.
         let acked = usize::try_from(prefix - self.durable.0).unwrap_or(usize::MAX);
         let is_short_of_room = acked >= (self.links.settings.in_flight_rows.get() / 2).max(1);
-        let due = match self.advanced_at {
-            Some(at) if !is_short_of_room => at + ADVANCE_EVERY,
-            _ => now,
-        };
+        let due = if is_short_of_room { now } else { self.advance_due };
         if now < due {
             return Some(due);
         }
-        self.advanced_at = Some(now);
+        self.advance_due = now + self.pace;
+        self.pace = (self.pace * 2).min(ADVANCE_EVERY);
         self.advance_to = (prefix, self.acked(prefix));
         self.advancing = Some(self.links.advance(self.advance_to.1.clone()).await);
         None

@@ -107,6 +107,41 @@ fn database_connections_that_are_reset_again_and_again_cost_no_lease_and_no_mess
 }
 
 #[test]
+fn database_connections_that_are_cut_three_times_a_second_leave_time_for_progress() {
+    test(Duration::from_secs(120), Load::Light, async |harness: &mut Harness| {
+        const WAITING: i64 = 60_000;
+        let site = harness.site().await?;
+        let topic = site.topic("cut", 3).await?;
+        let (proxy, behind) = Proxy::before_postgres(site.place()).await?;
+        fill(&site, &topic, WAITING).await?;
+        let mut relay = site
+            .relay("relay")?
+            .env("DATABASE_URL", &behind.database_url)
+            .env("BATON_LEASE__TTL", "2s")
+            .start()?;
+        let until = Instant::now() + Duration::from_secs(30);
+        let mut cuts = 0;
+        loop {
+            lasts("work between two cuts", Duration::from_millis(300)).await;
+            let waiting = site.pending().await?;
+            if waiting == 0 {
+                break;
+            }
+            assert!(Instant::now() < until, "{waiting} wait after {cuts} cuts");
+            proxy.reset_all();
+            cuts += 1;
+        }
+        ends_well(&mut relay).await?;
+        let findings = verdict(&site, &topic).await?;
+        assert!(findings.wire_is_right(), "{findings}");
+        figure(&format!(
+            "{WAITING} messages through {cuts} cuts of all database connections, 0.3 s apart: {findings}"
+        ));
+        Ok(())
+    });
+}
+
+#[test]
 fn a_slow_broker_slows_the_relay_without_costing_memory_or_leases() {
     test(Duration::from_secs(150), Load::Alone, async |harness: &mut Harness| {
         const WAITING: i64 = 20_000;
