@@ -134,6 +134,14 @@ fn options(database: &DatabaseUrl) -> Result<PgConnectOptions, Error> {
     if !matches!(scheme, "postgres" | "postgresql") {
         return Err(malformed("it does not start with postgres://"));
     }
+    // An unescaped @ or / ends the password early, and what is left of it would be shown as host or database.
+    let address = rest.split_once('?').map_or(rest, |(address, _)| address);
+    let (authority, path) = address.split_once('/').unwrap_or((address, ""));
+    if authority.matches('@').count() > 1 || path.contains('@') {
+        return Err(malformed(
+            "it has an @ or a / too many: write %40 and %2F for those in user and password",
+        ));
+    }
     let parameters = rest.split_once('?').map_or("", |(_, parameters)| parameters);
     for (name, _) in parameters.split('&').filter_map(|parameter| parameter.split_once('=')) {
         if name != "password" && is_secret(name) {
@@ -186,6 +194,9 @@ mod tests {
             "postgres://app:hunter2@db:port/x",
             "postgres://app:hunt/hunter2@db/x",
             "postgres://app@db/x?sslpassword=hunter2",
+            "postgres://app:hunt@hunter2@db/x",
+            "postgres://app:top@hunter2/et@db/x",
+            "postgres://app:5432/hunter2@db/x",
             "",
         ] {
             let message = refusal(url);

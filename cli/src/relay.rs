@@ -14,6 +14,13 @@ struct Stopped {
     stopped: Vec<String>,
 }
 
+/// `--until-empty` was told to end before.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "told to end with messages left, or not yet known not to be; run it again, or look at `baton status`"
+)]
+struct Interrupted;
+
 /// The operating system refused a signal handler.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot listen for SIGTERM and SIGINT")]
@@ -37,12 +44,16 @@ pub(crate) async fn run(config: &Effective, until_empty: bool) -> Result<(), Fai
     let settings = config.relay_settings()?;
     crate::database::check_url(&config.database_url(Side::Outbox)?)?;
     let shutdown = signals::shutdown().map_err(|source| Failure::failed(NoSignals { source }))?;
-    let Summary { published, stopped, .. } = baton_relay::run(settings, until, shutdown).await?;
+    let Summary { published, stopped, is_interrupted, .. } =
+        baton_relay::run(settings, until, shutdown).await?;
     if until_empty {
         out::line(&format!("published {published} messages"))?;
     } else {
         // A service's last line belongs to its log.
         tracing::info!(published, "the relay has ended");
+    }
+    if until_empty && is_interrupted {
+        return Err(Failure::failed(Interrupted));
     }
     if stopped.is_empty() {
         return Ok(());

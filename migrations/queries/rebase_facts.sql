@@ -27,6 +27,10 @@ SELECT o.system_identifier AS stored_cluster, control.system_identifier AS this_
                    FROM outbox.message m WHERE m."position" > (SELECT coalesce(min("position"), 0) FROM outbox.cursor)) n
                LEFT JOIN outbox.cursor c ON c.shard = n.shard
                WHERE n.nth > 1 AND n."position" > coalesce(c."position", 0)) AS given_out_twice,
-       o.shards - (SELECT count(*)::integer FROM outbox.cursor WHERE shard < o.shards) AS without_cursor
+       o.shards - (SELECT count(*)::integer FROM outbox.cursor WHERE shard < o.shards) AS without_cursor,
+       -- What a relay found, though it be mended by hand since (the relay's guard_facts.sql).
+       (SELECT a.arguments ->> 'found' FROM outbox.audit a
+        WHERE a.command = 'guard' AND a.id > coalesce((SELECT max(r.id) FROM outbox.audit r WHERE r.command = 'rebase'), 0)
+        ORDER BY a.id DESC LIMIT 1) AS noticed
 FROM now, outbox.settings o, outbox.message_position_seq v, pg_control_system() control,
      pg_sequence q WHERE q.seqrelid = 'outbox.message_position_seq'::regclass

@@ -152,6 +152,11 @@ pub enum Reason {
     PassedMessages,
     /// Two messages have the same position, and the later one waits: the sequence was set back, and may be ahead again.
     GivenOutTwice,
+    /// A relay found something and stopped, and it was not rebased since: mended by hand or not, it may have left messages out of turn.
+    Noticed {
+        /// What it found.
+        found: String,
+    },
     /// Shards came without a cursor: nobody knows what of them is published.
     NoCursor {
         /// How many.
@@ -183,6 +188,7 @@ impl fmt::Display for Reason {
             Self::GivenOutTwice => {
                 f.write_str("positions were given out twice: the sequence of positions was set back")
             }
+            Self::Noticed { found } => write!(f, "a relay stopped and wrote down: {found}"),
             Self::NoCursor { shards } => {
                 write!(f, "{shards} shards have no cursor: what of them was published is not known")
             }
@@ -334,6 +340,7 @@ fn reasons(facts: &Facts) -> Vec<Reason> {
         facts.altered_sequence.then_some(Reason::SequenceAltered),
         facts.passed_messages.then_some(Reason::PassedMessages),
         facts.given_out_twice.then_some(Reason::GivenOutTwice),
+        facts.noticed.clone().map(|found| Reason::Noticed { found }),
         (facts.without_cursor > 0).then_some(Reason::NoCursor { shards: facts.without_cursor }),
     ]
     .into_iter()

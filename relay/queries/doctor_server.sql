@@ -11,4 +11,4 @@ SELECT current_setting('server_version_num')::integer AS version,
               FROM pg_roles r WHERE r.rolname = current_user AND r.rolconnlimit >= 0),
              (SELECT d.datconnlimit - (SELECT count(*) FROM pg_stat_activity a WHERE a.datname = d.datname)
               FROM pg_database d WHERE d.datname = current_database() AND d.datconnlimit >= 0)) AS connections_left,
-       pg_has_role('pg_read_all_stats', 'USAGE') AS sees_all
+       pg_has_role('pg_read_all_stats', 'USAGE') AS sees_all, quote_ident(current_user) AS role

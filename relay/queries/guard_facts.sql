@@ -39,5 +39,9 @@ SELECT now.cache, now.increment, now.cycle, now.next_position, now.next_xid,
                 SELECT m."position", m.xid FROM outbox.message m
                 WHERE m.shard = c.shard AND outbox.xid_bits(m.xid) >= (c.ceiling::text::bigint % 2147483648)::integer
                 ORDER BY m.shard, outbox.xid_bits(m.xid) LIMIT 16) since
-            WHERE since.xid >= c.ceiling AND since."position" <= c."position") passed) AS passed_position
+            WHERE since.xid >= c.ceiling AND since."position" <= c."position") passed) AS passed_position,
+       -- What a relay found, and nobody has rebased since.
+       (SELECT a.arguments ->> 'found' FROM outbox.audit a
+        WHERE a.command = 'guard' AND a.id > coalesce((SELECT max(r.id) FROM outbox.audit r WHERE r.command = 'rebase'), 0)
+        ORDER BY a.id DESC LIMIT 1) AS noticed
 FROM now

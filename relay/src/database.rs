@@ -14,7 +14,6 @@ use sqlx::postgres::{PgConnectOptions, PgConnection};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Row as _};
 
 use crate::guards::{self, Violations};
-use uuid::Uuid;
 
 use crate::settings::Settings;
 
@@ -389,8 +388,6 @@ pub(crate) struct Outbox {
     pub database: String,
     /// The number of shards.
     pub shards: i16,
-    /// Renewed by `baton rebase`.
-    pub id: Uuid,
 }
 
 /// Checks that this is the primary of a migrated outbox, that the relay's role may do what a relay does, and that nothing was
@@ -459,14 +456,14 @@ pub(crate) async fn identify(
     within: Duration,
 ) -> Result<(Outbox, Cluster), Error> {
     let asked = sqlx::query_as(include_str!("../queries/outbox_inspect.sql")).fetch_optional(connection);
-    let row: Option<(String, bool, i16, Uuid, i64, bool)> =
+    let row: Option<(String, bool, i16, i64, bool)> =
         answer("reading the outbox settings", within, asked).await?;
     match row {
         None => Err(Error::NoSettings),
         Some((_, true, ..)) => Err(Error::Recovery),
-        Some((database, false, shards, id, stored, may_ask)) => {
+        Some((database, false, shards, stored, may_ask)) => {
             let cluster = if may_ask { Cluster::Stored(stored) } else { Cluster::NotToBeAsked };
-            Ok((Outbox { database, shards, id }, cluster))
+            Ok((Outbox { database, shards }, cluster))
         }
     }
 }

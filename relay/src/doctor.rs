@@ -95,12 +95,12 @@ pub const LONG_TRANSACTION: Duration = Duration::from_secs(300);
 /// given is for the caller to say.
 pub async fn examine(settings: &Settings, long: Duration) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let mut topics = Vec::new();
+    let mut topics = None;
     if !settings.database_url.is_empty() {
         topics = postgres::examine(settings, long, &mut findings).await;
     }
     if !settings.brokers.is_empty() {
-        kafka::examine(settings, &topics, &mut findings).await;
+        kafka::examine(settings, topics.as_deref(), &mut findings).await;
     }
     worst_first(&mut findings);
     findings

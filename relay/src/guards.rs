@@ -21,9 +21,9 @@
 //!
 //! A running relay stops for each of them rather than going on with a warning: while it stands still its durable cursors
 //! stand still too, and `baton rebase` finds what was enqueued below them; if it went on, they would pass it.
-//! What one relay found stands for it until a rebase, though the sequence be ahead again by itself or by hand meanwhile, and
-//! what it leaves behind stops the next one. Only what was enqueued too low and hidden by an advance between the change and
-//! the next look is not found: that is why it looks every few seconds.
+//! What one relay found it writes down (`outbox.audit`), and it stands for all of them until a rebase, though the sequence be ahead
+//! again by itself or by hand meanwhile. Only what was enqueued too low and hidden by an advance between the change and the next
+//! look is not found: that is why it looks every few seconds.
 //!
 //! What else a start refuses is decided elsewhere: a standby and missing migrations in [`database`](crate::database), a
 //! finite `message.timeout.ms` in [`settings`](crate::settings).
@@ -33,7 +33,7 @@ use std::time::Duration;
 
 use sqlx::postgres::PgConnection;
 
-use crate::database::{Error, answer};
+use crate::database::{Error, answer, told};
 
 /// How often a session looks again.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_secs(5);
@@ -58,6 +58,8 @@ pub(crate) struct Facts {
     pub cursor_xid: Option<i64>,
     /// A position at or below its shard's cursor that was taken by a transaction which the cursor says is not there.
     pub passed_position: Option<i64>,
+    /// What a relay found and wrote down, if nobody has rebased since.
+    pub noticed: Option<String>,
 }
 
 /// What was found.
@@ -79,6 +81,8 @@ pub enum Violation {
         /// The highest that was found.
         position: i64,
     },
+    /// A relay found something that cannot be seen any more, and it was not rebased since.
+    Noticed(String),
     /// The database was made in another cluster.
     Cluster {
         /// That of `outbox.settings`.
@@ -113,6 +117,9 @@ impl Violation {
                 "the message at {position} was enqueued after its shard's cursor had passed that position, so it is not looked for: \
                  the sequence outbox.message_position_seq was set back, or had CACHE"
             ),
+            Self::Noticed(found) => format!(
+                "a relay stopped because {found}; this cannot be seen any more, and what it left behind is not mended"
+            ),
             Self::Cluster { stored, found } => format!(
                 "this outbox belongs to the cluster {stored}, and the server is the cluster {found}: the database was restored or \
                  copied, and what its cursors call published means nothing here"
@@ -128,7 +135,7 @@ impl Violation {
     pub(crate) fn advice(&self) -> String {
         match self {
             // Not by hand: what was enqueued meanwhile lies below cursors, and once the sequence looks sound nothing says so.
-            Self::Sequence(_) | Self::Behind { .. } | Self::Passed { .. } => {
+            Self::Sequence(_) | Self::Behind { .. } | Self::Passed { .. } | Self::Noticed(_) => {
                 "stop the relays and run `baton rebase`, which mends the sequence and finds what was enqueued meanwhile"
                     .to_owned()
             }
@@ -185,6 +192,9 @@ pub(crate) fn judge(facts: &Facts) -> Vec<Violation> {
         found.push(Violation::Behind { next: facts.next_position, holder, taken });
     }
     found.extend(facts.passed_position.map(|position| Violation::Passed { position }));
+    if found.is_empty() {
+        found.extend(facts.noticed.clone().map(Violation::Noticed));
+    }
     found
 }
 
@@ -211,8 +221,24 @@ pub(crate) async fn check(
     within: Duration,
     earlier: Option<Violation>,
 ) -> Result<(), Error> {
-    let found: Vec<Violation> = earlier.into_iter().chain(judge(&facts(connection, within).await?)).collect();
-    if found.is_empty() { Ok(()) } else { Err(Error::Guards(Violations(found))) }
+    let facts = facts(connection, within).await?;
+    let found: Vec<Violation> = earlier.into_iter().chain(judge(&facts)).collect();
+    if found.is_empty() {
+        return Ok(());
+    }
+    let words: Vec<String> = found.iter().map(Violation::found).collect();
+    if facts.noticed.is_none()
+        && let Err(error) = write_down(connection, within, &words.join("; and ")).await
+    {
+        // It refuses all the same, and so does the next one that sees it.
+        tracing::warn!("what a guard found could not be written down: {}", told(&error));
+    }
+    Err(Error::Guards(Violations(found)))
+}
+
+async fn write_down(connection: &mut PgConnection, within: Duration, found: &str) -> Result<(), Error> {
+    let write = sqlx::query(include_str!("../queries/guard_write.sql")).bind(found).execute(connection);
+    answer("writing down what a guard found", within, write).await.map(drop)
 }
 
 #[cfg(test)]
@@ -234,6 +260,7 @@ mod tests {
             message_xid: Some(999),
             cursor_xid: Some(1_000),
             passed_position: None,
+            noticed: None,
         }
     }
 
@@ -265,6 +292,10 @@ mod tests {
         says(
             Facts { passed_position: Some(90), ..sound() },
             &["message at 90", "cursor had passed", "`baton rebase`"],
+        );
+        says(
+            Facts { noticed: Some("it was so".into()), ..sound() },
+            &["because it was so;", "`baton rebase`"],
         );
         let other = judge_cluster(7, 8).unwrap().to_string();
         assert!(other.contains("cluster 7") && other.contains("`baton rebase`"), "{other}");

@@ -269,6 +269,12 @@ fn of_status(registry: &mut Registry, status: &Status) {
         "Age of the oldest message that waits to be published; 0 when none waits",
         age,
     );
+    gauge(
+        registry,
+        "baton_guard_violations",
+        "What was done to the outbox on which no relay works: none publishes while this is not 0; `baton status` says what mends it",
+        i64::try_from(status.guards.len()).unwrap_or(i64::MAX),
+    );
     let left = |wanted: fn(Option<f64>) -> bool| {
         status.shards.iter().filter(|shard| wanted(shard.lease_left_seconds)).count()
     };

@@ -58,6 +58,8 @@ pub struct Summary {
     pub published: u64,
     /// The messages that hold their shards up, by shard. Empty unless it ended by [`Until::Empty`] with only these left.
     pub stopped: BTreeMap<i16, Stopped>,
+    /// It was told to end, whatever is left.
+    pub is_interrupted: bool,
 }
 
 /// Why a relay did not start, or could not go on.
@@ -124,8 +126,6 @@ pub async fn run(
         confirmed: Arc::default(),
         claimed: false,
         topics: Arc::new(topics),
-        outbox: None,
-        violated: None,
         target: None,
         until_empty: until == Until::Empty,
     };
@@ -169,9 +169,6 @@ where
             return Ok(summary(&process, Closed::Shutdown));
         }
         process.health.lost(&error);
-        if let database::Error::Guards(violations) = &error {
-            process.violated = Some(violations.clone());
-        }
         has_claimed |= process.claimed;
         if !error.passes() && (process.until_empty || !has_claimed) {
             return Err(error.into());
@@ -243,9 +240,10 @@ fn between_sessions(settings: &Settings) -> retry::Policy {
 }
 
 fn summary(process: &Process, closed: Closed) -> Summary {
+    let is_interrupted = closed == Closed::Shutdown;
     let stopped = match closed {
         Closed::OnlyStopped(stopped) => stopped,
         Closed::Shutdown | Closed::Emptied => BTreeMap::new(),
     };
-    Summary { published: process.metrics.published_total(), stopped }
+    Summary { published: process.metrics.published_total(), stopped, is_interrupted }
 }

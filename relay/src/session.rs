@@ -29,7 +29,6 @@ use uuid::Uuid;
 use crate::budget::Budget;
 use crate::database::{self, Error, Outbox};
 use crate::fenced::{Fences, Operation};
-use crate::guards::Violations;
 use crate::health::{Beat, Health};
 use crate::lease::{self, Claimed, Free, Released};
 use crate::links::{Destroying, Ended, Links, Order};
@@ -69,11 +68,6 @@ pub(crate) struct Process {
     /// Whether the last session got as far as claiming: then the database was of use.
     pub claimed: bool,
     pub topics: Arc<Topics>,
-    /// The outbox that the last session found.
-    pub outbox: Option<Uuid>,
-    /// What a guard of an earlier session found on that outbox. It stands until a rebase, also if it can no longer be seen:
-    /// what was enqueued meanwhile lies below cursors.
-    pub violated: Option<Violations>,
     /// What `--until-empty` waits for, once it is known.
     pub target: Option<Target>,
     pub until_empty: bool,
@@ -141,12 +135,6 @@ where
     process.claimed = false;
     let mut connection = database::connect(&settings, "leases", patience).await?;
     let outbox = database::inspect(&mut connection, patience).await?;
-    if process.outbox.replace(outbox.id).is_some_and(|earlier| earlier != outbox.id) {
-        process.violated = None;
-    }
-    if let Some(violations) = &process.violated {
-        return Err(Error::Guards(violations.clone()));
-    }
     process.health.found();
     // The first that needs to write, so the last that is asked of a database that is read-only for a while.
     lease::ensure_token(&mut connection, patience).await?;
@@ -442,7 +430,9 @@ impl Session<'_> {
             self.process.target = Some(Target::now(&mut self.connection, self.patience).await?);
         }
         let Some(target) = &self.process.target else { return Ok(None) };
-        let stopped = self.process.stopped.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let owner = &self.process.settings.owner;
+        let mut stopped = stopped::elsewhere(&mut self.connection, owner, self.patience).await?;
+        stopped.extend(self.process.stopped.lock().unwrap_or_else(PoisonError::into_inner).clone());
         let shards: Vec<i16> = stopped.keys().copied().collect();
         Ok(match target.progress(&mut self.connection, &shards, self.patience).await? {
             Progress::Empty => Some(Closed::Emptied),

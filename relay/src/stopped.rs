@@ -100,6 +100,27 @@ pub(crate) fn forget(shards: &StoppedShards, shard: i16) {
     shards.lock().unwrap_or_else(PoisonError::into_inner).remove(&shard);
 }
 
+/// What stops the shards that others than `owner` hold, as they have written it down.
+pub(crate) async fn elsewhere(
+    connection: &mut PgConnection,
+    owner: &str,
+    patience: Duration,
+) -> Result<BTreeMap<i16, Stopped>, Error> {
+    let asked =
+        sqlx::query_as(include_str!("../queries/stopped_elsewhere.sql")).bind(owner).fetch_all(connection);
+    let rows: Vec<(i16, Uuid, i64, String, String, i32)> =
+        answer("reading what stops the shards of others", patience, asked).await?;
+    Ok(rows
+        .into_iter()
+        .filter_map(|(shard, id, position, topic, cause, attempts)| {
+            let cause = Cause::of_word(&cause)?;
+            let (cause, advice) = (cause.as_str(), refusal::advice(cause));
+            let attempts = u32::try_from(attempts).unwrap_or(u32::MAX);
+            Some((shard, Stopped { id, position, topic, cause, advice, attempts }))
+        })
+        .collect())
+}
+
 /// The shards that a refused message has stopped.
 pub(crate) type StoppedShards = Arc<Mutex<BTreeMap<i16, Stopped>>>;
 

@@ -24,6 +24,7 @@ pub(super) struct Facts {
     pub(super) passed_messages: bool,
     pub(super) given_out_twice: bool,
     pub(super) without_cursor: i32,
+    pub(super) noticed: Option<String>,
 }
 
 /// What a rebase makes of one shard, and what it needs for that.
@@ -47,7 +48,11 @@ impl Facts {
 
     /// Whether something says that the sequence did not always give out a number above all it had given out before.
     fn is_disturbed(&self) -> bool {
-        self.is_behind() || self.altered_sequence || self.passed_messages || self.given_out_twice
+        self.is_behind()
+            || self.altered_sequence
+            || self.passed_messages
+            || self.given_out_twice
+            || self.noticed.is_some()
     }
 }
 

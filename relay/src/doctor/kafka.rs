@@ -40,7 +40,7 @@ impl Topic {
 }
 
 /// Examines the broker and the topics in use.
-pub(super) async fn examine(settings: &Settings, topics: &[Used], findings: &mut Vec<Finding>) {
+pub(super) async fn examine(settings: &Settings, topics: Option<&[Used]>, findings: &mut Vec<Finding>) {
     let settings = Arc::new(settings.clone());
     if let Err(unreachable) = reach::reach(&settings, PATIENCE).await {
         let found = format!("Kafka at {} does not answer: {}", settings.brokers, unreachable.why);
@@ -62,6 +62,8 @@ pub(super) async fn examine(settings: &Settings, topics: &[Used], findings: &mut
     let found = format!("{brokers} brokers answer at {} (librdkafka {librdkafka})", settings.brokers);
     findings.push(Finding::ok("kafka", found));
 
+    // Without the outbox nothing is known of them.
+    let Some(topics) = topics else { return };
     let before = findings.len();
     let missing = topics.iter().filter(|used| used.waiting > 0 && !there.contains_key(&used.topic));
     findings.extend(missing.map(|Used { topic, waiting }| {

@@ -33,6 +33,8 @@ struct Server {
     synchronous_commit: String,
     connections_left: i64,
     sees_all: bool,
+    /// Quoted where it has to be.
+    role: String,
 }
 
 #[derive(Debug, sqlx::FromRow)]
@@ -55,13 +57,17 @@ struct Prepared {
     is_here: bool,
 }
 
-/// Examines the server and the outbox. Returned: the topics in use.
-pub(super) async fn examine(settings: &Settings, long: Duration, findings: &mut Vec<Finding>) -> Vec<Used> {
+/// Examines the server and the outbox. Returned: the topics in use, where they are known.
+pub(super) async fn examine(
+    settings: &Settings,
+    long: Duration,
+    findings: &mut Vec<Finding>,
+) -> Option<Vec<Used>> {
     let mut connection = match database::connect(settings, "doctor", PATIENCE).await {
         Ok(connection) => connection,
         Err(error) => {
             findings.push(Finding::failed("postgres", &error));
-            return Vec::new();
+            return None;
         }
     };
     match own_sessions(settings, &mut connection).await {
@@ -70,7 +76,7 @@ pub(super) async fn examine(settings: &Settings, long: Duration, findings: &mut 
             findings.push(Finding::failed("pooler", &error));
             if matches!(error, Error::Pooler { .. }) {
                 // What is prepared on one session would be asked of another.
-                return Vec::new();
+                return None;
             }
         }
     }
@@ -79,13 +85,13 @@ pub(super) async fn examine(settings: &Settings, long: Duration, findings: &mut 
     if let Err(error) = server.and(transactions) {
         // A connection on which a statement failed is not used again.
         findings.push(Finding::failed("postgres", &error));
-        return Vec::new();
+        return None;
     }
     match outbox(&mut connection, findings).await {
-        Ok(topics) => topics,
+        Ok(topics) => Some(topics),
         Err((check, error)) => {
             findings.push(Finding::failed(check, &error));
-            Vec::new()
+            None
         }
     }
 }
@@ -148,7 +154,7 @@ fn judge_server(server: &Server, findings: &mut Vec<Finding>) {
     }
     if !server.sees_all {
         let found = "this role does not see transactions of other roles, so long ones may be missing here";
-        let advice = "run `GRANT pg_read_all_stats TO` it";
+        let advice = format!("run `GRANT pg_read_all_stats TO {}` as a superuser", server.role);
         findings.push(Finding::new("transactions", Level::Note, found, advice));
     }
 }
@@ -224,11 +230,23 @@ async fn outbox(
     connection: &mut PgConnection,
     findings: &mut Vec<Finding>,
 ) -> Result<Vec<Used>, (&'static str, Error)> {
-    database::needs(connection, PATIENCE).await.map_err(|error| match error {
-        Error::NotMigrated => ("migrations", error),
-        error => ("privileges", error),
-    })?;
-    findings.push(Finding::ok("privileges", "this role may do what a relay does"));
+    let is_relays = match database::needs(connection, PATIENCE).await {
+        Ok(()) => {
+            findings.push(Finding::ok("privileges", "this role may do what a relay does"));
+            true
+        }
+        // Enough to look at everything else.
+        Err(Error::Denied { .. })
+            if reads_only(connection).await.map_err(|error| ("privileges", error))? =>
+        {
+            let found = "this role may look and not publish: whether a relay's role may do what it must is not examined";
+            let advice = "to examine that too, run `baton doctor` as the relay's role";
+            findings.push(Finding::new("privileges", Level::Note, found, advice));
+            false
+        }
+        Err(error @ Error::NotMigrated) => return Err(("migrations", error)),
+        Err(error) => return Err(("privileges", error)),
+    };
     let cluster = match database::identify(connection, PATIENCE).await {
         Ok((outbox, cluster)) => {
             findings.push(Finding::ok("recovery", format!("{} is the primary", outbox.database)));
@@ -242,7 +260,7 @@ async fn outbox(
         Err(error @ Error::Recovery) => return Err(("recovery", error)),
         Err(error) => return Err(("migrations", error)),
     };
-    guards(connection, cluster, findings).await.map_err(|error| ("guards", error))?;
+    guards(connection, cluster, is_relays, findings).await.map_err(|error| ("guards", error))?;
     cursors(connection, findings).await.map_err(|error| ("cursors", error))?;
     leases(connection, findings).await.map_err(|error| ("leases", error))?;
     stopped(connection, findings).await.map_err(|error| ("shards", error))?;
@@ -253,9 +271,16 @@ async fn outbox(
     Ok(rows.into_iter().map(|(topic, waiting)| Used { topic, waiting }).collect())
 }
 
+/// Whether this is one of the roles that are made for looking.
+async fn reads_only(connection: &mut PgConnection) -> Result<bool, Error> {
+    let asked = sqlx::query_scalar(include_str!("../../queries/doctor_reads_only.sql")).fetch_one(connection);
+    answer("asking which role this is", PATIENCE, asked).await
+}
+
 async fn guards(
     connection: &mut PgConnection,
     cluster: Option<Cluster>,
+    is_relays: bool,
     findings: &mut Vec<Finding>,
 ) -> Result<(), Error> {
     let mut violations = Vec::new();
@@ -264,6 +289,7 @@ async fn guards(
         Some(Cluster::Stored(stored)) => {
             violations.extend(guards::judge_cluster(stored, guards::cluster(connection, PATIENCE).await?));
         }
+        Some(Cluster::NotToBeAsked) if !is_relays => {}
         Some(Cluster::NotToBeAsked) => findings.push(Finding::new(
             "guards",
             Level::Warning,
@@ -383,6 +409,7 @@ mod tests {
             synchronous_commit: "on".to_owned(),
             connections_left: 90,
             sees_all: true,
+            role: "app".to_owned(),
         }
     }
 

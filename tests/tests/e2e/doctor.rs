@@ -6,6 +6,8 @@ use baton_tests::{Failure, Harness, Load, Outcome, Site, eventually, fail, figur
 use serde_json::Value;
 use sqlx::{AssertSqlSafe, Connection, Executor};
 
+use crate::endurance::Role;
+
 const PATIENCE: Duration = Duration::from_secs(30);
 
 #[test]
@@ -294,11 +296,23 @@ fn without_broker_database_or_migrations_it_says_so_and_examines_the_rest() {
         assert!(level(&findings, "postgres")[0].contains("not given"), "{findings:#?}");
         assert!(level(&findings, "kafka")[0].contains("not given"), "{findings:#?}");
 
+        Role::with(&site, "IN ROLE baton_operator, pg_read_all_stats", async |role: &Role| {
+            let (code, findings) = of(site.baton(&["doctor"])?.env("DATABASE_URL", &role.url)).await?;
+            assert_eq!(code, Some(0), "{findings:#?}");
+            assert!(level(&findings, "privileges")[0].starts_with("note: "), "{findings:#?}");
+            for check in ["guards", "cursors", "leases", "shards", "topics"] {
+                assert!(level(&findings, check)[0].starts_with("ok: "), "{check}: {findings:#?}");
+            }
+            Ok(())
+        })
+        .await?;
+
         site.pool().execute("DROP SCHEMA outbox CASCADE").await?;
         let (code, findings) = of(site.baton(&["doctor"])?).await?;
         assert_eq!(code, Some(1), "{findings:#?}");
         let migrations = level(&findings, "migrations");
         assert!(migrations.len() == 1 && migrations[0].contains("has no outbox"), "{findings:#?}");
+        assert_eq!(level(&findings, "topics"), Vec::<String>::new(), "nothing is known of them");
         Ok(())
     });
 }

@@ -269,14 +269,18 @@ async fn names(relay: &Process, known: usize, words: &[&str]) -> Outcome {
 }
 
 /// A login role of the test's own. Roles belong to the whole server, so it must be dropped.
-struct Role {
+pub(crate) struct Role {
     name: String,
-    url: String,
+    pub url: String,
 }
 
 impl Role {
     /// Makes a role with these attributes, and drops it after `body`, however that ends.
-    async fn with(site: &Site, attributes: &str, body: impl AsyncFnOnce(&Self) -> Outcome) -> Outcome {
+    pub(crate) async fn with(
+        site: &Site,
+        attributes: &str,
+        body: impl AsyncFnOnce(&Self) -> Outcome,
+    ) -> Outcome {
         let name = format!("baton_test_role_{}", uuid::Uuid::new_v4().simple());
         let create = format!("CREATE ROLE {name} LOGIN PASSWORD 'correct-horse' {attributes}");
         site.pool().execute(AssertSqlSafe(create)).await?;

@@ -4,11 +4,14 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use baton_tests::http::address_of;
 use baton_tests::{
     Harness, Load, Outcome, OwnStack, Place, Process, Schema, Site, Standby, eventually, fail, figure, stays,
     test,
 };
 use sqlx::{AssertSqlSafe, Connection, Executor};
+
+use crate::seen::metrics;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -160,13 +163,16 @@ fn a_sequence_that_is_changed_under_a_running_relay_stops_it_until_it_is_mended(
         let site = harness.site().await?;
         let topic = site.topic("watched", 1).await?;
         let mut session = site.connect().await?;
-        let mut relay = site.relay("relay")?.start()?;
+        let mut relay = site.relay("relay")?.env("BATON_HTTP__LISTEN", "127.0.0.1:0").start()?;
+        let address = address_of(&relay).await?;
         enqueue(&site, &mut session, &topic).await?;
         site.emptied().await?;
+        assert!(metrics(&address).await?.value("baton_guard_violations")? < 0.5);
 
         site.pool().execute("ALTER SEQUENCE outbox.message_position_seq CACHE 100").await?;
         let error = refuses(&relay, "CACHE 100").await?;
         figure(&format!("must show 3: CACHE 100 under a running relay: it stays, and says: {error}"));
+        assert!(metrics(&address).await?.value("baton_guard_violations")? > 0.5);
         let published = site.kafka().count(&topic).await?;
         enqueue(&site, &mut session, &topic).await?;
         stays("publishing to stand still", Duration::from_secs(1), async || {
@@ -183,6 +189,10 @@ fn a_sequence_that_is_changed_under_a_running_relay_stops_it_until_it_is_mended(
             if count == published { Ok(()) } else { fail!("{count} published, {published} before") }
         })
         .await?;
+        let other = site.relay("other")?.finish(PATIENCE).await?;
+        assert_eq!(other.status.code(), Some(1), "{other}");
+        let refused = the_error(&other.stderr)?;
+        assert!(refused.contains("CACHE 100") && refused.contains("cannot be seen any more"), "{other}");
         assert!(relay.terminate(PATIENCE).await?.success(), "{}", relay.stderr());
         mend(&site, &error).await?;
         let mut relay = site.relay("relay")?.start()?;
@@ -219,6 +229,39 @@ fn a_sequence_that_is_changed_under_a_running_relay_stops_it_until_it_is_mended(
         assert_eq!(relay.try_exited()?, None, "the relay ended: {}", relay.stderr());
         assert!(relay.terminate(PATIENCE).await?.success(), "{}", relay.stderr());
         mend(&site, &error).await?;
+        site.baton(&["relay", "--until-empty"])?.finish(PATIENCE).await?.success()?;
+        assert_eq!(ids_on(&site, &topic).await?, ids_in(&site).await?);
+        session.close().await?;
+        Ok(())
+    });
+}
+
+#[test]
+fn what_a_relay_found_stops_every_relay_until_a_rebase_though_nobody_could_see_it_any_more() {
+    test(Duration::from_secs(60), Load::Light, async |harness: &mut Harness| {
+        let site = harness.site().await?;
+        let topic = site.topic("noticed", 1).await?;
+        let mut session = site.connect().await?;
+        for _ in 0..3 {
+            enqueue(&site, &mut session, &topic).await?;
+        }
+        // All of it waits, so nothing comes to lie below a cursor: positions are given out twice above them.
+        let back = "SELECT setval('outbox.message_position_seq', max(position) - 12) FROM outbox.message";
+        site.pool().execute(back).await?;
+        let first = site.relay("first")?.finish(PATIENCE).await?;
+        assert!(the_error(&first.stderr)?.contains("a message is at"), "{first}");
+        for _ in 0..3 {
+            enqueue(&site, &mut session, &topic).await?;
+        }
+        for command in [&["relay"] as &[&str], &["status"], &["doctor"]] {
+            let ended = site.baton(command)?.finish(PATIENCE).await?;
+            let said = format!("{}{}", ended.stdout, ended.stderr);
+            assert!(said.contains("a relay stopped because the sequence"), "{ended}");
+        }
+        assert_eq!(site.kafka().count(&topic).await?, 0);
+        let planned = site.baton(&["rebase", "--dry-run"])?.finish(PATIENCE).await?.success()?;
+        assert!(planned.contains("a relay stopped and wrote down: the sequence"), "{planned}");
+        site.baton(&["rebase"])?.finish(PATIENCE).await?.success()?;
         site.baton(&["relay", "--until-empty"])?.finish(PATIENCE).await?.success()?;
         assert_eq!(ids_on(&site, &topic).await?, ids_in(&site).await?);
         session.close().await?;

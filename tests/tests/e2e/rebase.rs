@@ -178,7 +178,8 @@ fn a_dump_restored_into_a_younger_cluster_is_refused_until_a_rebase_that_skips_n
         let audit: Value = serde_json::from_str(&run(&new, &["audit", "--json"]).await?.success()?)?;
         assert_eq!(audit[0]["command"], "rebase", "{audit}");
         assert_eq!(audit[0]["arguments"]["may_go_twice"], expected, "{audit}");
-        assert_eq!(audit[1]["command"], "migrate outbox", "{audit}");
+        assert_eq!(audit[1]["command"], "guard", "{audit}");
+        assert_eq!(audit[2]["command"], "migrate outbox", "{audit}");
         figure(&format!(
             "must show 3: restored into a younger cluster, {published} published before: rebase foretold {expected} repeats, {repeated} \
              were repeated; {} waited, 0 skipped, 0 out of order",

@@ -20,12 +20,13 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const PAGES: [&str; 5] = ["/", "/livez", "/readyz", "/metrics", "/api/status"];
 
 /// The metrics that conventions name, and those beside them, with their types.
-const METRICS: [(&str, &str); 18] = [
+const METRICS: [(&str, &str); 19] = [
     ("baton_outbox_pending_messages", "gauge"),
     ("baton_outbox_oldest_pending_age_seconds", "gauge"),
     ("baton_published_total", "counter"),
     ("baton_publish_failures_total", "counter"),
     ("baton_fenced_total", "counter"),
+    ("baton_guard_violations", "gauge"),
     ("baton_leases", "gauge"),
     ("baton_lease_takeovers_total", "counter"),
     ("baton_parked_messages", "gauge"),
@@ -419,7 +420,7 @@ async fn becomes(address: &str, page: &str, code: u16) -> Outcome<String> {
     .await
 }
 
-async fn metrics(address: &str) -> Outcome<Exposition> {
+pub(crate) async fn metrics(address: &str) -> Outcome<Exposition> {
     let page = get(address, "/metrics").await?;
     if page.code != 200 || page.header("content-type") != Some("text/plain; version=0.0.4; charset=utf-8") {
         fail!("{page:?}");
