@@ -25,7 +25,8 @@ const LIMIT: &str = "max.message.bytes";
 pub(crate) fn cause(code: RDKafkaErrorCode) -> Option<Cause> {
     use RDKafkaErrorCode as E;
     match code {
-        E::MessageSizeTooLarge => Some(Cause::TooLarge),
+        // The latter where a segment of the topic is smaller than what it takes.
+        E::MessageSizeTooLarge | E::MessageBatchTooLarge => Some(Cause::TooLarge),
         E::UnknownTopic | E::UnknownTopicOrPartition => Some(Cause::UnknownTopic),
         E::InvalidTopic => Some(Cause::InvalidTopic),
         E::TopicAuthorizationFailed => Some(Cause::NotAuthorized),
@@ -38,7 +39,9 @@ pub(crate) fn cause(code: RDKafkaErrorCode) -> Option<Cause> {
 /// What an operator can do about it.
 pub(crate) fn advice(cause: Cause) -> &'static str {
     match cause {
-        Cause::TooLarge => "raise max.message.bytes of the topic, or have the service send less",
+        Cause::TooLarge => {
+            "raise max.message.bytes of the topic, and segment.bytes where that is less, or have the service send less"
+        }
         Cause::UnknownTopic => "create the topic",
         Cause::InvalidTopic => "the broker does not accept this topic name",
         Cause::NotAuthorized => "allow this relay's Kafka user to write to the topic",

@@ -108,6 +108,22 @@ fn a_message_larger_than_its_topic_takes_stops_its_shard_and_is_named() {
 }
 
 #[test]
+fn a_message_larger_than_a_segment_of_its_topic_stops_its_shard_and_is_named() {
+    test(Duration::from_secs(60), Load::Light, async |harness: &mut Harness| {
+        let site = harness.site().await?;
+        let limits = [("segment.bytes", "1048576"), ("max.message.bytes", "3000000")];
+        let topic = site.topic_with("segments", 1, &limits).await?;
+        let keys = site.key_of_each_shard().await?;
+        insert(&site, &topic, &keys[2], &"x".repeat(2_000_000)).await?;
+        insert(&site, &topic, &keys[3], "of another shard").await?;
+        let relay = site.relay("relay")?.start()?;
+        says_loudly(&relay, &[&topic, "the message has 2000", "segment.bytes"]).await?;
+        assert_eq!(payloads(&site.kafka().records(&topic).await?), ["of another shard"]);
+        Ok(())
+    });
+}
+
+#[test]
 fn nothing_of_its_key_overtakes_a_message_that_is_too_large_for_its_topic() {
     test(Duration::from_secs(120), Load::Light, async |harness: &mut Harness| {
         let site = harness.site().await?;
