@@ -96,6 +96,19 @@ impl Broker {
         Ok(times)
     }
 
+    /// The append time of each record between two moments, in milliseconds since 1970, with the number that its payload
+    /// begins with.
+    pub(crate) fn numbered(&self, topic: &str, from: &Ends, to: &Ends) -> Result<Vec<(usize, i64)>> {
+        let mut times = Vec::new();
+        self.each(topic, from, to, |message| {
+            let number = message.payload().and_then(|payload| payload.first_chunk::<8>());
+            let number = u64::from_be_bytes(*number.ok_or("a record without a number")?);
+            times.push((usize::try_from(number)?, appended(message)?));
+            Ok(())
+        })?;
+        Ok(times)
+    }
+
     /// Who published what when, between two moments.
     pub(crate) fn records(&self, topic: &str, from: &Ends, to: &Ends) -> Result<Vec<Record>> {
         let mut records = Vec::new();

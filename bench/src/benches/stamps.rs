@@ -1,11 +1,12 @@
-//! When each message of a paced run was sent, committed, acknowledged and seen, by one monotonic clock.
+//! When each message of a paced run was sent, committed, appended and acknowledged.
 //!
-//! Written by writers, a producer's callbacks and a consumer's thread at once, so they are atomics: nanoseconds since the
-//! run's start, 0 as long as it has not happened. The first mark counts: a repeated record changes nothing.
+//! Written by writers and a producer's callbacks at once, so they are atomics: nanoseconds since the run's start, 0 as long as
+//! it has not happened. The first mark counts: a repeated record changes nothing. All but the appends are by one monotonic
+//! clock; those are the broker's, of this machine and in whole milliseconds, and are set beside it by the start's two clocks.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use baton_relay::Settings;
 use rdkafka::ClientContext;
@@ -18,16 +19,40 @@ use crate::lab::Result;
 
 pub(crate) struct Marks {
     at: Vec<AtomicU64>,
-    start: Arc<OnceLock<Instant>>,
+    start: Arc<OnceLock<Start>>,
+}
+
+/// The same moment by two clocks.
+#[derive(Debug, Clone, Copy)]
+struct Start {
+    monotonic: Instant,
+    wall: Duration,
+}
+
+impl Start {
+    #[expect(clippy::disallowed_methods, reason = "set beside the broker's clock, and stored nowhere")]
+    fn now() -> Self {
+        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self { monotonic: Instant::now(), wall }
+    }
 }
 
 impl Marks {
-    fn new(messages: usize, start: &Arc<OnceLock<Instant>>) -> Self {
+    fn new(messages: usize, start: &Arc<OnceLock<Start>>) -> Self {
         Self { at: (0..messages).map(|_| AtomicU64::new(0)).collect(), start: Arc::clone(start) }
     }
 
     pub(crate) fn mark(&self, n: usize) {
-        let since = self.start.get_or_init(Instant::now).elapsed();
+        self.set(n, self.start.get_or_init(Start::now).monotonic.elapsed());
+    }
+
+    /// It happened then by the wall clock, in milliseconds since 1970; before the start counts as at the start.
+    pub(crate) fn mark_at(&self, n: usize, at_ms: i64) {
+        let at = Duration::from_millis(u64::try_from(at_ms).unwrap_or_default());
+        self.set(n, at.saturating_sub(self.start.get_or_init(Start::now).wall));
+    }
+
+    fn set(&self, n: usize, since: Duration) {
         let nanoseconds = u64::try_from(since.as_nanos()).unwrap_or(u64::MAX).max(1);
         if let Some(at) = self.at.get(n) {
             // A later mark loses, whoever makes it.
@@ -45,18 +70,24 @@ impl Marks {
 }
 
 pub(crate) struct Stamps {
-    start: Arc<OnceLock<Instant>>,
+    start: Arc<OnceLock<Start>>,
     pub(crate) sent: Marks,
     pub(crate) committed: Marks,
+    pub(crate) appended: Marks,
     pub(crate) acked: Marks,
-    pub(crate) seen: Marks,
 }
 
 impl Stamps {
     pub(crate) fn new(messages: usize) -> Self {
         let start = Arc::new(OnceLock::new());
         let marks = || Marks::new(messages, &start);
-        Self { sent: marks(), committed: marks(), acked: marks(), seen: marks(), start: Arc::clone(&start) }
+        Self {
+            sent: marks(),
+            committed: marks(),
+            appended: marks(),
+            acked: marks(),
+            start: Arc::clone(&start),
+        }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -65,12 +96,12 @@ impl Stamps {
 
     /// From now on messages are due.
     pub(crate) fn start(&self) {
-        self.start.get_or_init(Instant::now);
+        self.start.get_or_init(Start::now);
     }
 
     /// When a message is to be sent, at so many a second.
     pub(crate) fn due(&self, n: usize, rate: u32) -> Instant {
-        let start = *self.start.get_or_init(Instant::now);
+        let start = self.start.get_or_init(Start::now).monotonic;
         start + Duration::from_secs(1) * u32::try_from(n).unwrap_or(u32::MAX) / rate
     }
 
@@ -137,7 +168,18 @@ mod tests {
         assert!(stamps.sent.complete("sent").unwrap_err().to_string().starts_with("1 of 2"));
         stamps.sent.mark(1);
         stamps.sent.complete("sent").unwrap();
-        assert!(stamps.since_sent(&stamps.seen).is_err());
+        assert!(stamps.since_sent(&stamps.appended).is_err());
+    }
+
+    #[test]
+    fn an_append_is_set_beside_the_other_marks() {
+        let stamps = Stamps::new(1);
+        stamps.start();
+        stamps.sent.mark(0);
+        let in_a_second = stamps.start.get().unwrap().wall.as_millis() + 1_000;
+        stamps.appended.mark_at(0, i64::try_from(in_a_second).unwrap());
+        let after = stamps.since_sent(&stamps.appended).unwrap()[0];
+        assert!((900.0..=1_001.0).contains(&after), "{after}");
     }
 
     #[test]
