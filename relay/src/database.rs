@@ -196,10 +196,15 @@ fn place(options: &PgConnectOptions) -> String {
     format!("{host}:{}/{}", options.get_port(), options.get_database().unwrap_or(options.get_username()))
 }
 
-/// What plans rest on. A page read is planned once and must never walk a table; compiling it takes longer than running it.
-pub(crate) const PLANNED: [(&str, &str); 4] = [
+/// What the plans of a relay's statements rest on: its sessions set it, and so must whoever asks what they cost.
+///
+/// A page read is planned once and must never walk a table; compiling it takes longer than running it. A bitmap has no order,
+/// so it reads all rows of a shard where the newest is asked for: what the planner takes to be one row may be a hundred
+/// thousand that a held snapshot keeps the vacuum away from.
+pub const PLANNED: [(&str, &str); 5] = [
     ("jit", "off"),
     ("enable_seqscan", "off"),
+    ("enable_bitmapscan", "off"),
     ("plan_cache_mode", "force_generic_plan"),
     ("work_mem", "16MB"),
 ];
