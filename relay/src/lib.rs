@@ -29,6 +29,7 @@ mod links;
 mod metrics;
 #[cfg(test)]
 mod model;
+mod namesake;
 mod pipeline;
 #[cfg(feature = "plants")]
 pub mod plant;

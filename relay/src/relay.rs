@@ -118,6 +118,7 @@ pub async fn run(
     let process = Process {
         settings,
         generations: BTreeMap::new(),
+        namesake: crate::namesake::Namesake::default(),
         metrics,
         beat: health.watch("the main loop"),
         health,

@@ -33,6 +33,7 @@ use crate::health::{Beat, Health};
 use crate::lease::{self, Claimed, Free, Released};
 use crate::links::{Destroying, Ended, Links, Order};
 use crate::metrics::Metrics;
+use crate::namesake::Namesake;
 use crate::settings::Settings;
 use crate::stopped::{self, Stopped, StoppedShards};
 use crate::tail::Confirmed;
@@ -57,6 +58,8 @@ pub(crate) struct Process {
     pub settings: Arc<Settings>,
     /// The generations this process holds, or held when its connection went: what lets it claim its own shards at once.
     pub generations: BTreeMap<i16, i64>,
+    /// Who else runs under this relay's name.
+    pub namesake: Namesake,
     pub metrics: Arc<Metrics>,
     pub health: Arc<Health>,
     /// The main loop's sign of movement.
@@ -262,6 +265,16 @@ impl Session<'_> {
     async fn share(&mut self) -> Result<Option<Duration>, Error> {
         let owner = self.process.settings.owner.clone();
         let overview = lease::overview(&mut self.connection, &owner, self.patience).await?;
+        let by_name = overview.holdings.iter().find(|(name, _)| *name == owner).map_or(0, |(_, held)| *held);
+        let ours = self.process.generations.len();
+        if self.process.namesake.look(Instant::now(), by_name, ours, self.process.settings.lease_ttl) {
+            tracing::warn!(
+                owner,
+                "another relay runs under this name and holds {} shards: to the others the two are one, and this one gets no \
+                 share of its own; give each a [relay] owner of its own, or none",
+                by_name - ours
+            );
+        }
         match overview.decide(&owner, self.outbox.shards) {
             Decision::Keep => {}
             Decision::Release(many) => {

@@ -252,6 +252,34 @@ fn a_lease_without_an_end_written_by_hand_keeps_no_relay_from_the_other_shards()
 }
 
 #[test]
+fn a_relay_that_finds_its_name_in_use_says_so_and_takes_over_when_the_other_is_gone() {
+    const SAID: &str = "another relay runs under this name and holds 8 shards";
+    test(Duration::from_secs(90), Load::Light, async |harness: &mut Harness| {
+        let site = harness.site().await?;
+        let topic = site.topic("same", 1).await?;
+        let mut first = site.relay("same")?.start()?;
+        eventually("it to hold all", PATIENCE, async || shares(&site, &[8]).await).await?;
+        let mut second = site.relay("same")?.start()?;
+        eventually("the second to say that its name is in use", PATIENCE, async || {
+            if second.stderr().contains(SAID) { Ok(()) } else { fail!("{}", second.stderr()) }
+        })
+        .await?;
+        assert!(first.terminate(PATIENCE).await?.success(), "{}", first.stderr());
+        assert!(!first.stderr().contains("under this name"), "{}", first.stderr());
+        fill(&site, &topic, 100).await?;
+        site.emptied().await?;
+
+        // What a killed one leaves behind is not in use.
+        second.kill().await?;
+        let heir = site.relay("same")?.start()?;
+        fill(&site, &topic, 100).await?;
+        site.emptied().await?;
+        assert!(!heir.stderr().contains("under this name"), "{}", heir.stderr());
+        Ok(())
+    });
+}
+
+#[test]
 fn a_killed_relays_shards_are_taken_over_within_a_second_of_the_leases_end() {
     test(Duration::from_secs(60), Load::Light, async |harness: &mut Harness| {
         let site = harness.site().await?;
