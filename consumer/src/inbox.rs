@@ -20,8 +20,11 @@
 //! on this side: the server ends one that stalls, and a connection whose transaction did not end in order is closed, not
 //! returned to the pool.
 
+mod leased;
 mod session;
 mod statements;
+
+pub use leased::{Lease, Reconcile, Reconciled};
 
 use std::fmt;
 use std::panic::AssertUnwindSafe;
@@ -133,6 +136,22 @@ pub enum Error {
         #[source]
         source: sqlx::Error,
     },
+    /// The lease ran out before the work was marked as done, and it may be somebody else's by now. What the action did outside
+    /// stands: the next call with this key asks after it.
+    #[error("the lease of {key:?} was lost: its work went on for longer than the lease without saying so")]
+    Lost {
+        /// The idempotency key.
+        key: String,
+    },
+    /// The lease could not be renewed. It may run out.
+    #[error("cannot renew the lease of {key:?}")]
+    Renew {
+        /// The idempotency key.
+        key: String,
+        /// The database's answer.
+        #[source]
+        source: sqlx::Error,
+    },
     /// The row could not be marked as dead.
     #[error("cannot mark {key:?} as dead")]
     Bury {
@@ -162,12 +181,15 @@ pub enum Error {
 /// One consumer's inbox in one database.
 ///
 /// Used by the Kafka runtime, and without Kafka by [`run_once`](Self::run_once), for HTTP handlers, schedulers, imports:
-/// the code path is the same.
+/// the code path is the same. Effects outside this database go through [`run_leased`](Self::run_leased).
 #[derive(Clone)]
 pub struct Inbox {
     consumer: Arc<str>,
     pool: PgPool,
     begin: Arc<str>,
+    owner: Arc<str>,
+    lease_ttl: Duration,
+    budget: u32,
 }
 
 /// One piece of work as the inbox knows it.
@@ -208,7 +230,14 @@ impl Inbox {
     /// [`Error::Text`] when the name does not fit.
     pub fn new(consumer: &str, pool: PgPool) -> Result<Self, Error> {
         check("consumer", consumer, 1, CONSUMER_LIMIT)?;
-        Ok(Self { consumer: consumer.into(), pool, begin: session::begin_sql(Self::DEFAULT_STALL) })
+        Ok(Self {
+            consumer: consumer.into(),
+            pool,
+            begin: session::begin_sql(Self::DEFAULT_STALL),
+            owner: uuid::Uuid::new_v4().to_string().into(),
+            lease_ttl: Self::DEFAULT_LEASE_TTL,
+            budget: Self::DEFAULT_ATTEMPTS,
+        })
     }
 
     /// Ends a transaction on the server when one statement takes longer than this, or when the action leaves it idle for
@@ -281,7 +310,7 @@ impl Inbox {
     {
         let mut session = Session::open(&self.pool).await?;
         let mut tx = session.begin(&self.begin).await?;
-        if let Some(once) = met(statements::claim(&mut tx, &self.consumer, work).await?) {
+        if let Some(once) = met(statements::claim(&mut tx, self, work, None).await?) {
             let rolled_back = tx.rollback().await;
             session.ended(rolled_back);
             return Ok(once);
@@ -322,6 +351,10 @@ impl Inbox {
         Ok(buried)
     }
 
+    fn ttl_ms(&self) -> i64 {
+        i64::try_from(self.lease_ttl.as_millis()).unwrap_or(i64::MAX)
+    }
+
     /// The database's time.
     pub(crate) async fn now(&self) -> Result<OffsetDateTime, Error> {
         statements::now(&self.pool).await.map_err(Error::Clock)
@@ -332,7 +365,7 @@ impl Inbox {
         let unknown = |source| Error::Commit { key, source };
         let Ok(mut session) = Session::open(&self.pool).await else { return Err(unknown(lost)) };
         let Ok(mut tx) = session.begin(&self.begin).await else { return Err(unknown(lost)) };
-        let claim = statements::claim(&mut tx, &self.consumer, work).await;
+        let claim = statements::claim(&mut tx, self, work, None).await;
         let rolled_back = tx.rollback().await;
         session.ended(rolled_back);
         claim.ok().and_then(met).ok_or_else(|| unknown(lost))
@@ -351,7 +384,7 @@ fn met(claim: Claim) -> Option<Once> {
         Claim::Ours => None,
         Claim::Done(outcome) => Some(Once::Duplicate(outcome)),
         Claim::Dead { cause, error } => Some(Once::Dead { cause, error }),
-        Claim::InProgress => Some(Once::InProgress),
+        Claim::InProgress { .. } => Some(Once::InProgress),
         Claim::Conflict => Some(Once::Conflict),
     }
 }

@@ -24,12 +24,24 @@ enum After {
 
 impl Session {
     pub(super) async fn open(pool: &PgPool) -> Result<Self, Error> {
-        let connection = pool.acquire().await.map_err(Error::Connect)?;
-        Ok(Self { connection, after: After::Close })
+        Self::acquire(pool).await.map_err(Error::Connect)
+    }
+
+    /// As [`open`](Self::open), for whoever has its own words for what fails.
+    pub(super) async fn acquire(pool: &PgPool) -> Result<Self, sqlx::Error> {
+        Ok(Self { connection: pool.acquire().await?, after: After::Close })
     }
 
     pub(super) async fn begin(&mut self, begin: &Arc<str>) -> Result<Transaction<'_, Postgres>, Error> {
-        self.connection.begin_with(AssertSqlSafe(Arc::clone(begin))).await.map_err(Error::Begin)
+        self.begin_plainly(begin).await.map_err(Error::Begin)
+    }
+
+    /// As [`begin`](Self::begin), for whoever has its own words for what fails.
+    pub(super) async fn begin_plainly(
+        &mut self,
+        begin: &Arc<str>,
+    ) -> Result<Transaction<'_, Postgres>, sqlx::Error> {
+        self.connection.begin_with(AssertSqlSafe(Arc::clone(begin))).await
     }
 
     /// Says how the transaction ended. Only after a success does the connection go back to the pool.

@@ -6,35 +6,57 @@ use sqlx::query::Query;
 use sqlx::{PgPool, Postgres, Transaction};
 use time::OffsetDateTime;
 
-use super::{Buried, Error, Work};
+use super::session::Session;
+use super::{Buried, Error, Inbox, Work};
 use crate::Outcome;
+
+/// By this a lease is renewed, completed and released.
+#[derive(Debug, Clone)]
+pub(super) struct Holder {
+    pub(super) owner: String,
+    pub(super) generation: i64,
+}
+
+/// What a leased claim got.
+#[derive(Debug, Clone)]
+pub(super) struct Leased {
+    pub(super) holder: Holder,
+    /// Counted from 1.
+    pub(super) attempt: u32,
+    /// An earlier owner may have got its effects through.
+    pub(super) in_doubt: bool,
+}
 
 /// What a claim met.
 pub(super) enum Claim {
-    /// Nobody has it: it is this transaction's until it ends.
+    /// Nobody has it: it is this transaction's until it ends, or this owner's until its lease does.
     Ours,
     Done(Option<Outcome>),
     Dead {
         cause: String,
         error: Option<String>,
     },
-    InProgress,
+    InProgress {
+        /// By a lease that is over.
+        is_left_behind: bool,
+    },
     Conflict,
 }
 
-type Row = (String, bool, Option<String>, Option<String>, Option<String>);
+type Row = (String, bool, Option<String>, Option<String>, Option<String>, bool);
 
-/// Takes the work or says what became of it. Waits while another transaction has it.
+/// Takes the work or says what became of it, with an owner by a lease. Waits while another transaction has it.
 pub(super) async fn claim(
     tx: &mut Transaction<'_, Postgres>,
-    consumer: &str,
+    inbox: &Inbox,
     work: &Work,
+    owner: Option<&str>,
 ) -> Result<Claim, Error> {
     let failed = |source| Error::Claim { scope: work.scope.clone(), key: work.key.clone(), source };
     // Nothing comes back when the row was settled or purged behind this statement's snapshot: the next one sees it.
-    let (state, same_payload, outcome, cause, error) = loop {
+    let (state, same_payload, outcome, cause, error, is_left_behind) = loop {
         let query = sqlx::query_as::<_, Row>(include_str!("../../queries/message_claim.sql"))
-            .bind(consumer)
+            .bind(&*inbox.consumer)
             .bind(&work.scope)
             .bind(&work.key)
             .bind(work.fingerprint.as_str())
@@ -42,7 +64,9 @@ pub(super) async fn claim(
             .bind(work.record_time_ms())
             .bind(work.origin.as_ref().map(|origin| origin.topic.as_str()))
             .bind(work.origin.as_ref().map(|origin| origin.partition))
-            .bind(work.origin.as_ref().map(|origin| origin.offset));
+            .bind(work.origin.as_ref().map(|origin| origin.offset))
+            .bind(owner)
+            .bind(owner.map(|_| inbox.ttl_ms()));
         if let Some(row) = query.fetch_optional(&mut **tx).await.map_err(failed)? {
             break row;
         }
@@ -58,9 +82,39 @@ pub(super) async fn claim(
             .map(Claim::Done)
             .map_err(|error| failed(sqlx::Error::Decode(error.into()))),
         "dead" => Ok(Claim::Dead { cause: cause.unwrap_or_default(), error }),
-        "in_progress" => Ok(Claim::InProgress),
+        "in_progress" => Ok(Claim::InProgress { is_left_behind }),
         _ => Err(Error::UnknownState { key: work.key.clone(), state }),
     }
+}
+
+type Taken = (String, Option<String>, Option<String>, i64, i32, bool);
+
+/// Takes over what a lease has left behind. An error of the claim's says why not.
+pub(super) async fn take(
+    tx: &mut Transaction<'_, Postgres>,
+    inbox: &Inbox,
+    work: &Work,
+) -> Result<Result<Leased, Claim>, Error> {
+    let taken = sqlx::query_as::<_, Taken>(include_str!("../../queries/lease_take.sql"))
+        .bind(&*inbox.consumer)
+        .bind(&work.scope)
+        .bind(&work.key)
+        .bind(work.fingerprint.as_str())
+        .bind(&*inbox.owner)
+        .bind(inbox.ttl_ms())
+        .bind(i32::try_from(inbox.budget).unwrap_or(i32::MAX))
+        .fetch_optional(&mut **tx)
+        .await
+        .map_err(|source| Error::Claim { scope: work.scope.clone(), key: work.key.clone(), source })?;
+    Ok(match taken {
+        Some((state, _, _, generation, attempts, in_doubt)) if state == "in_progress" => Ok(Leased {
+            holder: Holder { owner: inbox.owner.to_string(), generation },
+            attempt: u32::try_from(attempts).unwrap_or(u32::MAX),
+            in_doubt,
+        }),
+        Some((_, cause, error, ..)) => Err(Claim::Dead { cause: cause.unwrap_or_default(), error }),
+        None => Err(Claim::InProgress { is_left_behind: false }),
+    })
 }
 
 /// Writes outcome and mark. Nothing may be written after it in this transaction.
@@ -82,6 +136,77 @@ pub(super) async fn complete(
     if changed == 1 { Ok(()) } else { Err(Error::Fenced { key: work.key.clone() }) }
 }
 
+/// Whether the holder still has the work; then for its whole length again.
+pub(super) async fn renew(inbox: &Inbox, work: &Work, holder: &Holder) -> Result<bool, sqlx::Error> {
+    by_holder(inbox, include_str!("../../queries/lease_renew.sql"), work, holder, |query| {
+        query.bind(inbox.ttl_ms())
+    })
+    .await
+}
+
+/// Writes outcome and mark, if the holder still has the work.
+pub(super) async fn complete_leased(
+    inbox: &Inbox,
+    work: &Work,
+    holder: &Holder,
+    outcome: Option<&Outcome>,
+) -> Result<bool, sqlx::Error> {
+    by_holder(inbox, include_str!("../../queries/lease_complete.sql"), work, holder, |query| {
+        query.bind(outcome.map(Outcome::as_json))
+    })
+    .await
+}
+
+/// Gives the work back, if the holder still has it.
+pub(super) async fn release(
+    inbox: &Inbox,
+    work: &Work,
+    holder: &Holder,
+    in_doubt: bool,
+    unspent: i32,
+) -> Result<bool, sqlx::Error> {
+    by_holder(inbox, include_str!("../../queries/lease_release.sql"), work, holder, |query| {
+        query.bind(in_doubt).bind(unspent)
+    })
+    .await
+}
+
+/// Whether the holder's completion stands there.
+pub(super) async fn completed(inbox: &Inbox, work: &Work, holder: &Holder) -> Result<bool, sqlx::Error> {
+    sqlx::query_scalar(include_str!("../../queries/lease_completed.sql"))
+        .bind(&*inbox.consumer)
+        .bind(&work.scope)
+        .bind(&work.key)
+        .bind(&holder.owner)
+        .bind(holder.generation)
+        .fetch_one(&inbox.pool)
+        .await
+}
+
+type Bound<'q> = Query<'q, Postgres, PgArguments>;
+
+/// One statement that names owner and generation, in a transaction of its own. True: it changed the row.
+async fn by_holder<'q>(
+    inbox: &'q Inbox,
+    sql: &'static str,
+    work: &'q Work,
+    holder: &'q Holder,
+    rest: impl FnOnce(Bound<'q>) -> Bound<'q>,
+) -> Result<bool, sqlx::Error> {
+    let mut session = Session::acquire(&inbox.pool).await?;
+    let mut tx = session.begin_plainly(&inbox.begin).await?;
+    let query = sqlx::query(sql)
+        .bind(&*inbox.consumer)
+        .bind(&work.scope)
+        .bind(&work.key)
+        .bind(&holder.owner)
+        .bind(holder.generation);
+    let changed = rest(query).execute(&mut *tx).await?.rows_affected();
+    tx.commit().await?;
+    session.ended(Ok(()));
+    Ok(changed == 1)
+}
+
 /// Marks the work as dead, unless somebody settled it.
 pub(super) async fn bury(
     tx: &mut Transaction<'_, Postgres>,
@@ -90,7 +215,7 @@ pub(super) async fn bury(
     cause: Cause,
     error: &str,
 ) -> Result<Buried, sqlx::Error> {
-    let query: Query<'_, Postgres, PgArguments> = sqlx::query(include_str!("../../queries/message_bury.sql"));
+    let query: Bound<'_> = sqlx::query(include_str!("../../queries/message_bury.sql"));
     let changed = query
         .bind(consumer)
         .bind(&work.scope)

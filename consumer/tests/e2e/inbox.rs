@@ -444,6 +444,8 @@ fn a_claim_costs_the_same_whatever_the_inbox_holds() {
                 .bind(None::<String>)
                 .bind(None::<i32>)
                 .bind(None::<i64>)
+                .bind(None::<String>)
+                .bind(None::<i64>)
                 .fetch_all(&world.pool)
                 .await
                 .unwrap();

@@ -12,6 +12,7 @@
 mod failure;
 mod fixture;
 mod inbox;
+mod leased;
 mod outage;
 mod proxy;
 mod rebalance;
