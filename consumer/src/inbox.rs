@@ -63,14 +63,16 @@ pub enum Once {
     InProgress,
     /// The key was used with another payload. Nothing ran.
     Conflict,
-    /// It was given up before, and a dead letter tells of it. Nothing ran.
+    /// It was given up before: a dead letter tells of it, or, where [`Inbox::run_leased`] has spent its attempts, the row.
+    /// Nothing ran.
     Dead {
         /// Why it was given up, as in `dlt-cause`.
         cause: String,
         /// What the handler said.
         error: Option<String>,
     },
-    /// The action ran here and failed: everything it did through the transaction is rolled back.
+    /// The action ran here and failed: everything it did through the transaction is rolled back. What it did elsewhere, by a
+    /// lease, is asked after by the next call; so it is where a look-up panicked.
     Failed(Failure),
 }
 
@@ -140,6 +142,14 @@ pub enum Error {
     /// stands: the next call with this key asks after it.
     #[error("the lease of {key:?} was lost: its work went on for longer than the lease without saying so")]
     Lost {
+        /// The idempotency key.
+        key: String,
+    },
+    /// A lease has left the work behind, and only [`Inbox::run_leased`] may ask what became of it. Nothing ran.
+    #[error(
+        "{key:?} was begun by run_leased, which has to take it over; a consumer and scope belong to one way of owning"
+    )]
+    Leased {
         /// The idempotency key.
         key: String,
     },
@@ -234,7 +244,7 @@ impl Inbox {
             consumer: consumer.into(),
             pool,
             begin: session::begin_sql(Self::DEFAULT_STALL),
-            owner: uuid::Uuid::new_v4().to_string().into(),
+            owner: uuid::Uuid::new_v4().simple().to_string().into(),
             lease_ttl: Self::DEFAULT_LEASE_TTL,
             budget: Self::DEFAULT_ATTEMPTS,
         })
@@ -310,12 +320,14 @@ impl Inbox {
     {
         let mut session = Session::open(&self.pool).await?;
         let mut tx = session.begin(&self.begin).await?;
-        if let Some(once) = met(statements::claim(&mut tx, self, work, None).await?) {
+        let claim = statements::claim(&mut tx, self, work, None).await?;
+        let is_left_behind = matches!(claim, Claim::InProgress { is_left_behind: true });
+        if let Some(once) = met(claim) {
             let rolled_back = tx.rollback().await;
             session.ended(rolled_back);
-            return Ok(once);
+            return if is_left_behind { Err(Error::Leased { key: work.key.clone() }) } else { Ok(once) };
         }
-        match AssertUnwindSafe(action(&mut tx)).catch_unwind().await {
+        match AssertUnwindSafe(async { action(&mut tx).await }).catch_unwind().await {
             Ok(Verdict::Done(outcome)) => {
                 if let Err(error) =
                     statements::complete(&mut tx, &self.consumer, work, outcome.as_ref()).await

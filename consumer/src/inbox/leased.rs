@@ -1,21 +1,22 @@
 //! Work whose effects lie outside this database: owned by a lease, asked after before it is run again.
 //!
 //! ```text
-//! claim ─┬─ nobody has it ──────────────────────────▶ action ─┬─ done ───────▶ outcome + mark, by owner and generation
-//!        ├─ left behind, in doubt ─▶ lookup ─┬─ not applied ─┘ ├─ transient, permanent: nothing took effect ──▶ free at once
-//!        │                                   ├─ applied ───────┼─▶ outcome + mark: nothing runs
-//!        │                                   └─ still unknown ─┼─▶ free at once, in doubt; the attempt is not spent
-//!        ├─ left behind, not in doubt ─▶ action                └─ unknown, panicked ──▶ free at once, in doubt
-//!        ├─ left behind, attempts spent ─▶ Dead, nothing runs
+//! claim ─┬─ nobody ever had it ─────────────────────▶ action ─┬─ done ──▶ outcome + mark, by owner and generation
+//!        ├─ left behind ─▶ lookup ─┬─ not applied ─▶ action   └─ failed, panicked ──▶ free at once
+//!        │                         ├─ applied ──────▶ outcome + mark: nothing runs
+//!        │                         └─ still unknown ▶ free at once: nothing ran, no attempt is spent
+//!        ├─ left behind, attempts spent ─▶ Dead: nothing runs, nobody is asked
 //!        └─ held │ done │ dead │ another payload: as without a lease
 //! ```
 //!
-//! No transaction is open while the action runs. The lease ends by the database's clock unless the action reports progress
-//! ([`Lease::progress`]), so that work that hangs is taken over and work that is slow is not. Whoever lost its lease cannot
-//! renew, complete or release: each is one statement that names owner and generation and asks for a valid lease.
+//! Nothing is run a second time unasked, whatever the first attempt said of itself. No transaction is open while the action
+//! runs. The lease ends by the database's clock unless the action reports progress ([`Lease::progress`]), so that work that
+//! hangs is taken over and work that is slow is not. Whoever lost its lease cannot renew, complete or release: each is one
+//! statement that names owner, generation and payload and asks for a valid lease.
 //!
-//! *On failure.* A process that dies leaves its owner in the row, in doubt: the next claim after the lease asks
-//! [`Reconcile::lookup`] before anything runs. A completion whose reply is lost is asked after by generation.
+//! *On failure.* Of a process that dies anywhere here the lease is left, and the next claim after it is the recovery. An answer
+//! that came late is not trusted: the lease may be over ([`Inbox::is_fresh`]). A completion whose reply is lost is asked after
+//! by generation.
 
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
@@ -23,6 +24,7 @@ use std::time::Duration;
 
 use baton_protocol::fingerprint::Fingerprint;
 use futures_util::FutureExt;
+use tokio::time::{Instant, timeout};
 
 use super::session::Session;
 use super::statements::{self, Claim, Holder, Leased};
@@ -43,13 +45,13 @@ pub enum Reconciled {
 
 /// Asks the service that takes the effects whether one key took effect there.
 ///
-/// Called before an action is run again that somebody else, or an earlier attempt, may have got through. It must be the
-/// place that decides: the payment provider by its idempotency key, not a cache. `NotApplied` must stay true until the
-/// action is run.
+/// Called before an action is run again, by whomever and however the earlier attempt ended. It must be the place that
+/// decides: the payment provider by its idempotency key, not a cache. `NotApplied` must stay true until the action is run.
 ///
 /// A closure `|key| async move { … }` is one.
 pub trait Reconcile: Send + Sync {
-    /// Whether `key` took effect.
+    /// Whether `key` took effect. It has three quarters of [`Inbox::lease_ttl`] for its answer; without one by then it is
+    /// dropped, as [`Reconciled::StillUnknown`]. The key is unique within a scope: one service for two scopes needs two of these.
     fn lookup(&self, key: &str) -> impl Future<Output = Reconciled> + Send;
 }
 
@@ -73,7 +75,8 @@ pub struct Lease<'a> {
 }
 
 impl Lease<'_> {
-    /// The key to give to the service that takes the effects, so that a repeated call is told from a new one.
+    /// The key to give to the service that takes the effects, so that a repeated call is told from a new one. Unique within
+    /// its scope.
     #[must_use]
     pub fn idempotency_key(&self) -> &str {
         &self.work.key
@@ -85,7 +88,8 @@ impl Lease<'_> {
         self.attempt
     }
 
-    /// Rises with every claim of this work: a service that keeps the highest it has seen can refuse an owner that came back.
+    /// Rises with every claim of this work, for as long as its row is kept: a service that keeps the highest it has seen can
+    /// refuse an owner that came back.
     #[must_use]
     pub fn generation(&self) -> i64 {
         self.holder.generation
@@ -96,18 +100,28 @@ impl Lease<'_> {
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`] when the work is somebody else's by now: stop, the rest is theirs. [`Error::Renew`] when the
+    /// [`Error::Lost`] when the work is somebody else's by now, or may be: stop, the rest is theirs. [`Error::Renew`] when the
     /// database did not answer: the lease may run out.
     ///
     /// # Cancel safety
     ///
     /// Dropped half-way it may have renewed the lease or not; nothing else.
     pub async fn progress(&mut self) -> Result<(), Error> {
+        self.renew(0).await
+    }
+
+    /// Renews, and counts what is about to be run. An answer that took as long as the lease says nothing.
+    async fn renew(&mut self, attempts: i32) -> Result<(), Error> {
         let key = || self.work.key.clone();
-        let renewed = statements::renew(self.inbox, self.work, &self.holder)
+        let asked = Instant::now();
+        let renewed = statements::renew(self.inbox, self.work, &self.holder, attempts)
             .await
             .map_err(|source| Error::Renew { key: key(), source })?;
-        if renewed { Ok(()) } else { Err(Error::Lost { key: key() }) }
+        if renewed && asked.elapsed() < self.inbox.lease_ttl {
+            Ok(())
+        } else {
+            Err(Error::Lost { key: key() })
+        }
     }
 
     /// Stores outcome and mark. A reply that is lost is asked after.
@@ -122,22 +136,25 @@ impl Lease<'_> {
         match (statements::completed(inbox, work, &self.holder).await, lost) {
             (Ok(true), _) => Ok(()),
             (_, None) => Err(Error::Lost { key: key() }),
-            // The commit that was on its way has ended by now, or the session that sent it has: once more.
+            // Once more. That waits for a commit that is still on its way, and is then refused by what it wrote.
             (Ok(false), Some(source)) => {
                 match statements::complete_leased(inbox, work, &self.holder, outcome).await {
                     Ok(true) => Ok(()),
-                    _ => Err(Error::Complete { key: key(), source }),
+                    Ok(false) => match statements::completed(inbox, work, &self.holder).await {
+                        Ok(true) => Ok(()),
+                        Ok(false) => Err(Error::Lost { key: key() }),
+                        Err(_) => Err(Error::Commit { key: key(), source }),
+                    },
+                    Err(_) => Err(Error::Commit { key: key(), source }),
                 }
             }
             (Err(_), Some(source)) => Err(Error::Commit { key: key(), source }),
         }
     }
 
-    /// Gives the work back. Where that fails, the lease runs out, in doubt.
-    async fn release(&self, doubt: Doubt) {
-        let unspent = i32::from(doubt == Doubt::NotRun);
-        let in_doubt = doubt != Doubt::None;
-        match statements::release(self.inbox, self.work, &self.holder, in_doubt, unspent).await {
+    /// Gives the work back. Where that fails, the lease runs out.
+    async fn release(&self) {
+        match statements::release(self.inbox, self.work, &self.holder).await {
             Ok(true) => {}
             Ok(false) => {
                 tracing::debug!(key = self.work.key, "the lease had run out before it was given back");
@@ -147,15 +164,6 @@ impl Lease<'_> {
             }
         }
     }
-}
-
-/// Whether something may have taken effect that the row does not say.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Doubt {
-    None,
-    Unknown,
-    /// It was in doubt before, and this attempt only asked.
-    NotRun,
 }
 
 impl Inbox {
@@ -181,21 +189,24 @@ impl Inbox {
         self
     }
 
-    /// Names this process in leases, for operators; 1 to 255 bytes are usual. Default: random. What authorises is the
-    /// generation: a name that is used again can do nothing by its earlier leases.
+    /// Names this process in leases, for operators: what is written there is the name, a slash and a random part, new for each
+    /// `Inbox`, so that a name that is used again can do nothing by its earlier leases. Default: no name.
     #[must_use]
-    pub fn owner(mut self, owner: &str) -> Self {
-        self.owner = owner.into();
+    pub fn owner(mut self, name: &str) -> Self {
+        self.owner = format!("{name}/{}", uuid::Uuid::new_v4().simple()).into();
         self
     }
 
     /// Runs `action` for `key` with effects outside this database: a payment provider, a mail service. One caller at a time
-    /// runs it, by a lease. Whoever takes it over asks `reconcile` first, and runs it only if nothing took effect.
+    /// runs it, by a lease. Whoever comes after an attempt that was not marked as done asks `reconcile` first, and runs it only
+    /// if nothing took effect.
     ///
-    /// The action gives [`Lease::idempotency_key`] to the service with every call, and reports progress. Its verdict: done
-    /// stores the outcome; transient and permanent say that *nothing* took effect; unknown (a time-out after the request was
-    /// sent) has `reconcile` asked by the next call. A panic counts as unknown. After [`attempts`](Self::attempts) the key is
-    /// dead and never run again.
+    /// The action gives [`Lease::idempotency_key`] to the service with every call, and reports progress. Done stores the
+    /// outcome. Whatever else it says or does, a panic included, frees the key at once, and the next call asks `reconcile`.
+    /// After [`attempts`](Self::attempts) the key is dead and never run again; the row says so, no dead letter does.
+    ///
+    /// One consumer and scope belong to this or to [`run_once`](Self::run_once), which does not take over what a lease has left
+    /// behind: it answers [`Error::Leased`].
     ///
     /// `scope`, `key` and `payload` are as for [`run_once`](Self::run_once). A failed key may be called again at once: when,
     /// is the caller's to say.
@@ -227,9 +238,9 @@ impl Inbox {
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`]: the lease ran out before the work was marked; what the action did stands, and the next call with this
-    /// key asks after it. Any other [`Error`] of the claim: nothing ran here. [`Error::Complete`] and [`Error::Commit`]: the
-    /// action was done, its mark may be missing; call again with the same key.
+    /// [`Error::Lost`]: the lease ran out before the work was marked; what the action did, if it ran, stands. [`Error::Commit`]: the
+    /// claim or the mark may be written or not. Any other [`Error`]: nothing ran here. In every case call again with the same
+    /// key: what was done is found done, or asked after.
     ///
     /// # Cancel safety
     ///
@@ -255,59 +266,74 @@ impl Inbox {
             attempts: 1,
             origin: None,
         };
-        let Leased { holder, attempt, in_doubt } = match self.claim_leased(&work).await? {
+        let Leased { holder, run_before } = match self.claim_leased(&work).await? {
             Ok(leased) => leased,
             Err(once) => return Ok(once),
         };
-        let mut lease = Lease { inbox: self, work: &work, holder, attempt };
-        if in_doubt {
-            match AssertUnwindSafe(reconcile.lookup(key)).catch_unwind().await {
-                Ok(Reconciled::Applied(outcome)) => {
+        let mut lease = Lease { inbox: self, work: &work, holder, attempt: run_before + 1 };
+        if run_before > 0 {
+            let asked = AssertUnwindSafe(async { reconcile.lookup(key).await }).catch_unwind();
+            match timeout(self.lease_ttl.mul_f64(0.75), asked).await {
+                Ok(Ok(Reconciled::Applied(outcome))) => {
                     lease.complete(outcome.as_ref()).await?;
                     return Ok(Once::Duplicate(outcome));
                 }
-                // It took its time: what is left of the lease is the action's.
-                Ok(Reconciled::NotApplied) => lease.progress().await?,
-                Ok(Reconciled::StillUnknown) => {
-                    lease.release(Doubt::NotRun).await;
+                // It took its time: the action has the whole lease.
+                Ok(Ok(Reconciled::NotApplied)) => lease.renew(1).await?,
+                Ok(Ok(Reconciled::StillUnknown)) | Err(_) => {
+                    lease.release().await;
                     return Ok(Once::InProgress);
                 }
-                Err(panic) => {
-                    lease.release(Doubt::NotRun).await;
+                Ok(Err(panic)) => {
+                    lease.release().await;
                     return Ok(Once::Failed(Failure::Panicked(panic_message(panic.as_ref()))));
                 }
             }
         }
-        match AssertUnwindSafe(action(&mut lease)).catch_unwind().await {
+        let ran = AssertUnwindSafe(async { action(&mut lease).await }).catch_unwind().await;
+        let failure = match ran {
             Ok(Verdict::Done(outcome)) => {
                 lease.complete(outcome.as_ref()).await?;
-                Ok(Once::Fresh(outcome))
+                return Ok(Once::Fresh(outcome));
             }
-            Ok(Verdict::Failed(failure)) => {
-                let nothing_took_effect = matches!(failure, Failure::Transient(_) | Failure::Permanent(_));
-                lease.release(if nothing_took_effect { Doubt::None } else { Doubt::Unknown }).await;
-                Ok(Once::Failed(failure))
-            }
-            Err(panic) => {
-                lease.release(Doubt::Unknown).await;
-                Ok(Once::Failed(Failure::Panicked(panic_message(panic.as_ref()))))
-            }
-        }
+            Ok(Verdict::Failed(failure)) => failure,
+            Err(panic) => Failure::Panicked(panic_message(panic.as_ref())),
+        };
+        lease.release().await;
+        Ok(Once::Failed(failure))
     }
 
     /// A short transaction of its own: nothing is open while the action runs.
     async fn claim_leased(&self, work: &Work) -> Result<Result<Leased, Once>, Error> {
-        let mut session = Session::open(&self.pool).await?;
-        let mut tx = session.begin(&self.begin).await?;
-        let claim = statements::claim(&mut tx, self, work, Some(&*self.owner)).await?;
-        let first = Holder { owner: self.owner.to_string(), generation: 1 };
-        let leased = match claim {
-            Claim::Ours => Ok(Leased { holder: first, attempt: 1, in_doubt: false }),
-            Claim::InProgress { is_left_behind: true } => statements::take(&mut tx, self, work).await?,
-            other => Err(other),
-        };
-        tx.commit().await.map_err(|source| Error::Commit { key: work.key.clone(), source })?;
-        session.ended(Ok(()));
-        Ok(leased.map_err(|claim| met(claim).unwrap_or(Once::InProgress)))
+        loop {
+            let asked = Instant::now();
+            let mut session = Session::open(&self.pool).await?;
+            let mut tx = session.begin(&self.begin).await?;
+            let first = Holder { owner: self.owner.to_string(), generation: 1 };
+            let leased = match statements::claim(&mut tx, self, work, Some(&*self.owner)).await? {
+                Claim::Ours => Ok(Leased { holder: first, run_before: 0 }),
+                Claim::InProgress { is_left_behind: true } => statements::take(&mut tx, self, work).await?,
+                other => Err(other),
+            };
+            // It waited for another transaction, and its lease has run all the time. Nobody has seen it: once more.
+            if leased.is_ok() && !self.is_fresh(asked) {
+                let rolled_back = tx.rollback().await;
+                session.ended(rolled_back);
+                continue;
+            }
+            tx.commit().await.map_err(|source| Error::Commit { key: work.key.clone(), source })?;
+            session.ended(Ok(()));
+            return match leased {
+                // The answer was long on its way: somebody else may have it, and be done.
+                Ok(_) if !self.is_fresh(asked) => Err(Error::Lost { key: work.key.clone() }),
+                Ok(leased) => Ok(Ok(leased)),
+                Err(claim) => Ok(Err(met(claim).unwrap_or(Once::InProgress))),
+            };
+        }
+    }
+
+    /// Whether what was asked for at that moment has most of its lease before it.
+    fn is_fresh(&self, asked: Instant) -> bool {
+        asked.elapsed() < self.lease_ttl / 2
     }
 }

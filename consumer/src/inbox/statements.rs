@@ -21,10 +21,8 @@ pub(super) struct Holder {
 #[derive(Debug, Clone)]
 pub(super) struct Leased {
     pub(super) holder: Holder,
-    /// Counted from 1.
-    pub(super) attempt: u32,
-    /// An earlier owner may have got its effects through.
-    pub(super) in_doubt: bool,
+    /// How often it was run before this claim.
+    pub(super) run_before: u32,
 }
 
 /// What a claim met.
@@ -87,7 +85,7 @@ pub(super) async fn claim(
     }
 }
 
-type Taken = (String, Option<String>, Option<String>, i64, i32, bool);
+type Taken = (String, Option<String>, Option<String>, i64, i32);
 
 /// Takes over what a lease has left behind. An error of the claim's says why not.
 pub(super) async fn take(
@@ -107,10 +105,9 @@ pub(super) async fn take(
         .await
         .map_err(|source| Error::Claim { scope: work.scope.clone(), key: work.key.clone(), source })?;
     Ok(match taken {
-        Some((state, _, _, generation, attempts, in_doubt)) if state == "in_progress" => Ok(Leased {
+        Some((state, _, _, generation, attempts)) if state == "in_progress" => Ok(Leased {
             holder: Holder { owner: inbox.owner.to_string(), generation },
-            attempt: u32::try_from(attempts).unwrap_or(u32::MAX),
-            in_doubt,
+            run_before: u32::try_from(attempts).unwrap_or(u32::MAX),
         }),
         Some((_, cause, error, ..)) => Err(Claim::Dead { cause: cause.unwrap_or_default(), error }),
         None => Err(Claim::InProgress { is_left_behind: false }),
@@ -136,10 +133,15 @@ pub(super) async fn complete(
     if changed == 1 { Ok(()) } else { Err(Error::Fenced { key: work.key.clone() }) }
 }
 
-/// Whether the holder still has the work; then for its whole length again.
-pub(super) async fn renew(inbox: &Inbox, work: &Work, holder: &Holder) -> Result<bool, sqlx::Error> {
+/// Whether the holder still has the work; then for the lease's whole length again. `attempts` are counted with it.
+pub(super) async fn renew(
+    inbox: &Inbox,
+    work: &Work,
+    holder: &Holder,
+    attempts: i32,
+) -> Result<bool, sqlx::Error> {
     by_holder(inbox, include_str!("../../queries/lease_renew.sql"), work, holder, |query| {
-        query.bind(inbox.ttl_ms())
+        query.bind(inbox.ttl_ms()).bind(attempts)
     })
     .await
 }
@@ -158,17 +160,8 @@ pub(super) async fn complete_leased(
 }
 
 /// Gives the work back, if the holder still has it.
-pub(super) async fn release(
-    inbox: &Inbox,
-    work: &Work,
-    holder: &Holder,
-    in_doubt: bool,
-    unspent: i32,
-) -> Result<bool, sqlx::Error> {
-    by_holder(inbox, include_str!("../../queries/lease_release.sql"), work, holder, |query| {
-        query.bind(in_doubt).bind(unspent)
-    })
-    .await
+pub(super) async fn release(inbox: &Inbox, work: &Work, holder: &Holder) -> Result<bool, sqlx::Error> {
+    by_holder(inbox, include_str!("../../queries/lease_release.sql"), work, holder, |query| query).await
 }
 
 /// Whether the holder's completion stands there.
@@ -179,6 +172,7 @@ pub(super) async fn completed(inbox: &Inbox, work: &Work, holder: &Holder) -> Re
         .bind(&work.key)
         .bind(&holder.owner)
         .bind(holder.generation)
+        .bind(work.fingerprint.as_str())
         .fetch_one(&inbox.pool)
         .await
 }
@@ -200,7 +194,8 @@ async fn by_holder<'q>(
         .bind(&work.scope)
         .bind(&work.key)
         .bind(&holder.owner)
-        .bind(holder.generation);
+        .bind(holder.generation)
+        .bind(work.fingerprint.as_str());
     let changed = rest(query).execute(&mut *tx).await?.rows_affected();
     tx.commit().await?;
     session.ended(Ok(()));

@@ -71,6 +71,7 @@ fn another_payload_is_a_conflict_after_done_after_dead_while_in_progress_and_whi
             let cause = (state == "dead").then_some("permanent");
             sqlx::query(
                 "UPDATE inbox.message SET state = $2, cause = $3, outcome = NULL,
+                        lease_until = CASE WHEN $2 = 'in_progress' THEN clock_timestamp() + '1 h'::interval END,
                         finished_at = CASE WHEN $2 = 'dead' THEN now() END WHERE key = $1",
             )
             .bind(key)

@@ -89,13 +89,15 @@ async fn run_out(world: &World, key: &str) {
         .unwrap();
 }
 
-/// State, owner, generation, attempts.
+/// State, owner's name, generation, attempts.
 async fn row(world: &World, key: &str) -> (String, Option<String>, i64, i32) {
-    sqlx::query_as("SELECT state, owner, generation, attempts FROM inbox.message WHERE key = $1")
-        .bind(key)
-        .fetch_one(&world.pool)
-        .await
-        .unwrap()
+    sqlx::query_as(
+        "SELECT state, split_part(owner, '/', 1), generation, attempts FROM inbox.message WHERE key = $1",
+    )
+    .bind(key)
+    .fetch_one(&world.pool)
+    .await
+    .unwrap()
 }
 
 fn number(outcome: Option<&Outcome>) -> u32 {
@@ -234,11 +236,6 @@ fn who_takes_over_asks_first_and_each_answer_has_its_path() {
         }
         assert_eq!(provider.asked(), 6, "it can be asked again at once");
         assert_eq!(row(&world, "unknown").await.3, 1, "asking spends no attempt");
-
-        // A look-up that panics is one that does not tell.
-        let panics = |_: String| async { panic!("no answer") };
-        let once = inbox.run_leased("payments", "unknown", b"100", &panics, refuse).await.unwrap();
-        assert!(matches!(once, Once::Failed(Failure::Panicked(_))), "{once:?}");
         let once = pay(&inbox, &provider, "unknown", b"100").await.unwrap();
         assert!(matches!(&once, Once::Fresh(outcome) if number(outcome.as_ref()) == 2), "{once:?}");
         assert_eq!(provider.charged(), 3, "twice by those that died, once after nothing was found");
@@ -246,15 +243,12 @@ fn who_takes_over_asks_first_and_each_answer_has_its_path() {
 }
 
 #[test]
-fn a_failure_frees_the_key_at_once_and_only_one_in_doubt_is_asked_after() {
+fn a_failure_frees_the_key_at_once_and_whatever_it_was_somebody_is_asked_before_the_next_run() {
     in_world(1, |world| async move {
         let inbox = worker(&world.pool, "worker").attempts(10);
         let provider = Arc::new(Provider::default());
         let asked = provider.says(|| Reconciled::NotApplied);
-        let mut expected = 0;
-        for (fails, in_doubt) in
-            [("transient", false), ("permanent", false), ("unknown", true), ("panic", true), ("last", true)]
-        {
+        for (before, fails) in (0..).zip(["transient", "permanent", "unknown", "panic", "last"]) {
             let once = inbox
                 .run_leased("payments", "key", b"100", &asked, async |_: &mut Lease<'_>| match fails {
                     "transient" => Verdict::transient("away"),
@@ -265,12 +259,138 @@ fn a_failure_frees_the_key_at_once_and_only_one_in_doubt_is_asked_after() {
                 .await
                 .unwrap();
             assert!(matches!(once, Once::Failed(_)), "{fails}: {once:?}");
-            assert_eq!(provider.asked(), expected, "before {fails}");
-            expected += u32::from(in_doubt);
+            assert_eq!(provider.asked(), before, "before {fails}");
         }
-        assert!(matches!(pay(&inbox, &provider, "key", b"100").await.unwrap(), Once::Fresh(_)));
-        assert_eq!(provider.asked(), expected);
-        assert_eq!(row(&world, "key").await.3, 6, "each attempt is counted");
+        // An outcome that cannot be stored: what it tells of has taken effect all the same.
+        let once = inbox
+            .run_leased("payments", "key", b"100", &asked, async |_: &mut Lease<'_>| {
+                provider.charge();
+                Verdict::done_with(&std::collections::HashMap::from([((1, 2), "no JSON")]))
+            })
+            .await
+            .unwrap();
+        assert!(matches!(once, Once::Failed(Failure::Permanent(_))), "{once:?}");
+        let applied = provider.says(|| Reconciled::Applied(None));
+        let refuse = async |_: &mut Lease<'_>| -> Verdict { panic!("it must not run") };
+        let once = inbox.run_leased("payments", "key", b"100", &applied, refuse).await.unwrap();
+        assert!(matches!(once, Once::Duplicate(None)), "{once:?}");
+        assert_eq!((provider.charged(), provider.asked(), row(&world, "key").await.3), (1, 6, 6));
+    });
+}
+
+#[test]
+fn a_question_that_hangs_panics_or_is_dropped_spends_no_attempt() {
+    in_world(1, |world| async move {
+        let inbox = worker(&world.pool, "worker");
+        let provider = Arc::new(Provider::default());
+        let refuse = async |_: &mut Lease<'_>| -> Verdict { panic!("it must not run") };
+        die(&inbox, &provider, "key", false).await;
+        run_out(&world, "key").await;
+
+        let hangs = |_: String| std::future::pending();
+        let once = inbox.run_leased("payments", "key", b"100", &hangs, refuse).await.unwrap();
+        assert!(matches!(once, Once::InProgress), "{once:?}");
+        let panics = |key: String| {
+            assert!(key.is_empty(), "before there is a future");
+            std::future::pending()
+        };
+        let once = inbox.run_leased("payments", "key", b"100", &panics, refuse).await.unwrap();
+        assert!(matches!(once, Once::Failed(Failure::Panicked(_))), "{once:?}");
+        for _ in 0..3 {
+            let asked = Notify::new();
+            let hangs = |_: String| {
+                asked.notify_one();
+                std::future::pending()
+            };
+            tokio::select! {
+                once = inbox.run_leased("payments", "key", b"100", &hangs, refuse) => panic!("{once:?}"),
+                () = asked.notified() => {}
+            }
+            run_out(&world, "key").await;
+        }
+        assert_eq!(row(&world, "key").await.3, 1);
+        let once = pay(&inbox, &provider, "key", b"100").await.unwrap();
+        assert!(matches!(&once, Once::Fresh(outcome) if number(outcome.as_ref()) == 2), "{once:?}");
+    });
+}
+
+#[test]
+fn a_claim_whose_answer_came_too_late_runs_nothing() {
+    in_world(1, |world| async move {
+        let proxy = Proxy::start(&world.options).await;
+        let (late, other) = (worker(&proxy.pool(1).await, "late"), worker(&world.pool, "other"));
+        let provider = Arc::new(Provider::default());
+        proxy.hold_reply_to("COMMIT\0");
+        let first = tokio::spawn({
+            let provider = Arc::clone(&provider);
+            async move { pay(&late, &provider, "key", b"100").await }
+        });
+        proxy.holding().await;
+        eventually("the other to have taken over and be done", || async {
+            match pay(&other, &provider, "key", b"100").await.unwrap() {
+                Once::Fresh(_) => Ok(()),
+                once => Err(format!("{once:?}")),
+            }
+        })
+        .await;
+        proxy.release();
+        let once = first.await.unwrap();
+        assert!(matches!(once, Err(Error::Lost { .. })), "{once:?}");
+        assert_eq!(provider.charged(), 1);
+    });
+}
+
+#[test]
+fn a_claim_that_waited_for_another_transaction_has_its_whole_lease() {
+    in_world(1, |world| async move {
+        let inbox = worker(&world.pool, "worker");
+        let provider = Arc::new(Provider::default());
+        let mut other = world.pool.begin().await.unwrap();
+        sqlx::query(
+            "INSERT INTO inbox.message (consumer, scope, key, fingerprint, state)
+             VALUES ('billing', 'payments', 'key', 'v1:sha256:00', 'in_progress')",
+        )
+        .execute(&mut *other)
+        .await
+        .unwrap();
+        let waiting = tokio::spawn({
+            let provider = Arc::clone(&provider);
+            async move { pay(&inbox, &provider, "key", b"100").await.unwrap() }
+        });
+        eventually("it to have waited for longer than its lease", || async {
+            let waits: bool = sqlx::query_scalar(
+                "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'
+                                AND clock_timestamp() - query_start > make_interval(secs => $1))",
+            )
+            .bind(TTL.as_secs_f64())
+            .fetch_one(&world.pool)
+            .await
+            .unwrap();
+            if waits { Ok(()) } else { Err("not yet".to_owned()) }
+        })
+        .await;
+        other.rollback().await.unwrap();
+        let once = waiting.await.unwrap();
+        assert!(matches!(once, Once::Fresh(_)), "{once:?}");
+        assert_eq!(row(&world, "key").await.3, 1);
+    });
+}
+
+#[test]
+fn what_a_lease_left_behind_is_not_run_in_a_transaction() {
+    in_world(1, |world| async move {
+        let inbox = worker(&world.pool, "worker");
+        let provider = Arc::new(Provider::default());
+        die(&inbox, &provider, "key", true).await;
+        let refuse =
+            async |_: &mut sqlx::Transaction<'_, sqlx::Postgres>| -> Verdict { panic!("it must not run") };
+        let once = inbox.run_once("payments", "key", b"100", refuse).await.unwrap();
+        assert!(matches!(once, Once::InProgress), "{once:?}");
+        run_out(&world, "key").await;
+        let once = inbox.run_once("payments", "key", b"100", refuse).await;
+        assert!(matches!(once, Err(Error::Leased { .. })), "{once:?}");
+        let once = inbox.run_once("payments", "key", b"101", refuse).await.unwrap();
+        assert!(matches!(once, Once::Conflict), "{once:?}");
     });
 }
 
