@@ -15,6 +15,6 @@ WHERE r.oid IS NULL
                            ('milestone', 'SELECT'), ('milestone', 'INSERT'), ('milestone', 'DELETE'), ('message_0', 'TRUNCATE'),
                            ('message_1', 'TRUNCATE'), ('message_2', 'TRUNCATE'), ('message_3', 'TRUNCATE'),
                            ('stopped', 'SELECT'), ('stopped', 'INSERT'), ('stopped', 'UPDATE'), ('relay', 'SELECT'),
-                           ('relay', 'INSERT'), ('relay', 'UPDATE'), ('relay', 'DELETE')) needed(name, privilege))
+                           ('relay', 'INSERT'), ('relay', 'UPDATE'), ('relay', 'DELETE'), ('audit', 'SELECT'), ('audit', 'INSERT')) needed(name, privilege))
           WHEN 'baton_operator' THEN has_table_privilege(r.oid, 'outbox.audit', 'INSERT')
           ELSE has_table_privilege(r.oid, 'outbox.message', 'SELECT') END

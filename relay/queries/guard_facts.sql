@@ -1,7 +1,10 @@
 -- What the guards judge by, in one row. Everything is found by a few steps down an index: what a healthy outbox does not have
 -- (a position that the sequence has not given out, a transaction that is still to come) is looked for where it would stand.
 -- The sequence is read after the snapshot was taken, so it is never behind what the snapshot shows.
-WITH now AS MATERIALIZED (
+WITH rebased AS MATERIALIZED (
+    SELECT coalesce(max(a.id), 0) AS id FROM outbox.audit a WHERE a.command = 'rebase'
+),
+now AS MATERIALIZED (
     SELECT pg_snapshot_xmax(s.snapshot)::text::bigint + age(pg_snapshot_xmax(s.snapshot)::xid) AS next_xid,
            q.seqcache AS cache, q.seqincrement AS increment, q.seqcycle AS cycle,
            v.last_value + CASE WHEN v.is_called THEN q.seqincrement ELSE 0 END AS next_position
@@ -42,6 +45,7 @@ SELECT now.cache, now.increment, now.cycle, now.next_position, now.next_xid,
             WHERE since.xid >= c.ceiling AND since."position" <= c."position") passed) AS passed_position,
        -- What a relay found, and nobody has rebased since.
        (SELECT a.arguments ->> 'found' FROM outbox.audit a
-        WHERE a.command = 'guard' AND a.id > coalesce((SELECT max(r.id) FROM outbox.audit r WHERE r.command = 'rebase'), 0)
-        ORDER BY a.id DESC LIMIT 1) AS noticed
-FROM now
+        WHERE a.command = 'guard' AND a.id > rebased.id
+        ORDER BY a.id DESC LIMIT 1) AS noticed,
+       rebased.id AS rebased
+FROM now, rebased

@@ -11,6 +11,7 @@ FROM (VALUES ('settings', 'SELECT'), ('message', 'SELECT'), ('message_position_s
              ('token', 'SELECT'), ('token', 'INSERT'), ('stopped', 'SELECT'), ('stopped', 'INSERT'), ('stopped', 'UPDATE'),
              ('milestone', 'SELECT'), ('milestone', 'INSERT'), ('milestone', 'DELETE'), ('message_0', 'TRUNCATE'),
              ('message_1', 'TRUNCATE'), ('message_2', 'TRUNCATE'), ('message_3', 'TRUNCATE'),
-             ('relay', 'SELECT'), ('relay', 'INSERT'), ('relay', 'UPDATE'), ('relay', 'DELETE')) needed(name, privilege)
+             ('relay', 'SELECT'), ('relay', 'INSERT'), ('relay', 'UPDATE'), ('relay', 'DELETE'),
+             ('audit', 'SELECT'), ('audit', 'INSERT')) needed(name, privilege)
 LEFT JOIN pg_namespace n ON n.nspname = 'outbox'
 LEFT JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = needed.name

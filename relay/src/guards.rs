@@ -60,6 +60,8 @@ pub(crate) struct Facts {
     pub passed_position: Option<i64>,
     /// What a relay found and wrote down, if nobody has rebased since.
     pub noticed: Option<String>,
+    /// The last rebase in the audit, or 0.
+    pub rebased: i64,
 }
 
 /// What was found.
@@ -222,13 +224,16 @@ pub(crate) async fn check(
     earlier: Option<Violation>,
 ) -> Result<(), Error> {
     let facts = facts(connection, within).await?;
-    let found: Vec<Violation> = earlier.into_iter().chain(judge(&facts)).collect();
+    let judged = judge(&facts);
+    // What was found by other means stands by itself, and may be older than a rebase.
+    let words: Vec<String> = judged.iter().map(Violation::found).collect();
+    let found: Vec<Violation> = earlier.into_iter().chain(judged).collect();
     if found.is_empty() {
         return Ok(());
     }
-    let words: Vec<String> = found.iter().map(Violation::found).collect();
     if facts.noticed.is_none()
-        && let Err(error) = write_down(connection, within, &words.join("; and ")).await
+        && !words.is_empty()
+        && let Err(error) = write_down(connection, within, &words.join("; and "), facts.rebased).await
     {
         // It refuses all the same, and so does the next one that sees it.
         tracing::warn!("what a guard found could not be written down: {}", told(&error));
@@ -236,8 +241,14 @@ pub(crate) async fn check(
     Err(Error::Guards(Violations(found)))
 }
 
-async fn write_down(connection: &mut PgConnection, within: Duration, found: &str) -> Result<(), Error> {
-    let write = sqlx::query(include_str!("../queries/guard_write.sql")).bind(found).execute(connection);
+async fn write_down(
+    connection: &mut PgConnection,
+    within: Duration,
+    found: &str,
+    rebased: i64,
+) -> Result<(), Error> {
+    let write =
+        sqlx::query(include_str!("../queries/guard_write.sql")).bind(found).bind(rebased).execute(connection);
     answer("writing down what a guard found", within, write).await.map(drop)
 }
 
@@ -260,6 +271,7 @@ mod tests {
             message_xid: Some(999),
             cursor_xid: Some(1_000),
             passed_position: None,
+            rebased: 0,
             noticed: None,
         }
     }

@@ -18,6 +18,7 @@ pub mod cursor;
 pub mod database;
 pub mod doctor;
 mod fenced;
+mod flight;
 pub mod guards;
 mod health;
 #[cfg(feature = "plants")]

@@ -21,12 +21,12 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use crate::advance::Outcome;
-use crate::budget::Held;
-use crate::cursor::{Cursor, ReadAt};
+use crate::cursor::Cursor;
 use crate::database;
 use crate::fenced::Operation;
+use crate::flight::Flight;
 use crate::links::{Ended, Links, Order};
-use crate::metrics::{DatabaseClock, InFlight};
+use crate::metrics::InFlight;
 use crate::publish::{Failure, HandOver, Prepared, Publisher};
 use crate::read::{self, Page};
 use crate::route::{Route, Routes};
@@ -62,27 +62,6 @@ pub(crate) enum Stop {
         /// Rows handed over and not acknowledged, this message included.
         unacked: usize,
     },
-}
-
-/// The rows of one page that are with the producer.
-struct Flight {
-    from: Cursor,
-    read: ReadAt,
-    /// Number of the first row in this producer's window.
-    first: u64,
-    rows: Vec<Which>,
-    bytes: Held,
-    /// When its first row was created, and the database's clock at the read: how old it is once all are acknowledged.
-    created_ms: i64,
-    clock: DatabaseClock,
-}
-
-impl Flight {
-    /// The cursor once the first `rows` of this page are acknowledged.
-    fn cursor_after(&self, rows: usize) -> Option<Cursor> {
-        let last = self.rows.get(rows.checked_sub(1)?)?;
-        Some(self.from.after(&self.read, last.position))
-    }
 }
 
 /// What the next row in hand waits for.
@@ -123,6 +102,7 @@ pub(crate) struct Pipeline<'a> {
     advance_to: (u64, Cursor),
     advance_due: Instant,
     pace: Duration,
+    look: Duration,
     /// A topic that the broker is asked about.
     checking: Option<JoinHandle<Checked>>,
     routes: Routes,
@@ -150,6 +130,7 @@ impl<'a> Pipeline<'a> {
             advance_to: (0, durable),
             advance_due: Instant::now(),
             pace: ADVANCE_FIRST,
+            look: ADVANCE_FIRST,
             checking: None,
             routes: Routes::default(),
             refused: None,
@@ -246,9 +227,10 @@ impl<'a> Pipeline<'a> {
                 self.links.hold(crate::hold::Point::P4).await;
             }
             let mut advance_at = self.write_cursor(prefix, now).await;
-            if unacked > 0 {
-                // Not every report wakes; look at the prefix as often as it may be written.
-                advance_at = advance_at.or(Some(now + self.pace));
+            if unacked > 0 && advance_at.is_none() {
+                // Not every report wakes: look at the prefix about as often as it may be written, less while it stands.
+                advance_at = Some(now + self.look);
+                self.look = (self.look * 2).min(ADVANCE_EVERY);
             }
             let again_at = (!self.in_hand.is_empty() && self.can_feed()).then_some(now);
 
@@ -513,6 +495,7 @@ impl<'a> Pipeline<'a> {
         let acked = usize::try_from(prefix - self.durable.0).unwrap_or(usize::MAX);
         let is_short_of_room = acked >= (self.links.settings.in_flight_rows.get() / 2).max(1);
         let due = if is_short_of_room { now } else { self.advance_due };
+        self.look = self.pace;
         if now < due {
             return Some(due);
         }

@@ -443,8 +443,8 @@ impl Session<'_> {
             self.process.target = Some(Target::now(&mut self.connection, self.patience).await?);
         }
         let Some(target) = &self.process.target else { return Ok(None) };
-        let owner = &self.process.settings.owner;
-        let mut stopped = stopped::elsewhere(&mut self.connection, owner, self.patience).await?;
+        let ours = &self.process.generations;
+        let mut stopped = stopped::elsewhere(&mut self.connection, ours, self.patience).await?;
         stopped.extend(self.process.stopped.lock().unwrap_or_else(PoisonError::into_inner).clone());
         let shards: Vec<i16> = stopped.keys().copied().collect();
         Ok(match target.progress(&mut self.connection, &shards, self.patience).await? {

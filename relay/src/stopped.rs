@@ -100,14 +100,16 @@ pub(crate) fn forget(shards: &StoppedShards, shard: i16) {
     shards.lock().unwrap_or_else(PoisonError::into_inner).remove(&shard);
 }
 
-/// What stops the shards that others than `owner` hold, as they have written it down.
+/// What stops the shards that others hold, as they have written it down. `ours` are the generations of this process.
 pub(crate) async fn elsewhere(
     connection: &mut PgConnection,
-    owner: &str,
+    ours: &BTreeMap<i16, i64>,
     patience: Duration,
 ) -> Result<BTreeMap<i16, Stopped>, Error> {
-    let asked =
-        sqlx::query_as(include_str!("../queries/stopped_elsewhere.sql")).bind(owner).fetch_all(connection);
+    let asked = sqlx::query_as(include_str!("../queries/stopped_elsewhere.sql"))
+        .bind(ours.keys().copied().collect::<Vec<_>>())
+        .bind(ours.values().copied().collect::<Vec<_>>())
+        .fetch_all(connection);
     let rows: Vec<(i16, Uuid, i64, String, String, i32)> =
         answer("reading what stops the shards of others", patience, asked).await?;
     Ok(rows

@@ -387,13 +387,13 @@ fn until_empty_ends_when_all_that_is_committed_is_published_by_whoever_holds_the
 fn until_empty_ends_and_names_the_message_when_only_one_that_kafka_refuses_is_left_whoever_holds_its_shard() {
     test(Duration::from_secs(60), Load::Light, async |harness: &mut Harness| {
         let site = harness.site().await?;
-        let _holder = site.relay("holder")?.env("BATON_LEASE__TTL", "60s").start()?;
+        let holder = site.relay("holder")?.env("BATON_LEASE__TTL", "60s").start()?;
         eventually("all shards held", PATIENCE, async || shares(&site, &[8]).await).await?;
-        let id: uuid::Uuid =
-            sqlx::query_scalar("INSERT INTO outbox.message (topic, key) VALUES ($1, 'key') RETURNING id")
-                .bind(site.topic_name("nowhere"))
-                .fetch_one(site.pool())
-                .await?;
+        let enqueue = async || -> Outcome<uuid::Uuid> {
+            let insert = "INSERT INTO outbox.message (topic, key) VALUES ($1, 'key') RETURNING id";
+            Ok(sqlx::query_scalar(insert).bind(site.topic_name("nowhere")).fetch_one(site.pool()).await?)
+        };
+        let id = enqueue().await?;
         eventually("the holder to stand still at it", PATIENCE, async || {
             let stopped: i64 =
                 sqlx::query_scalar("SELECT count(*) FROM outbox.stopped").fetch_one(site.pool()).await?;
@@ -403,6 +403,21 @@ fn until_empty_ends_and_names_the_message_when_only_one_that_kafka_refuses_is_le
         let ended = site.baton(&["relay", "--until-empty"])?.finish(PATIENCE).await?;
         assert_eq!(ended.status.code(), Some(1), "{ended}");
         assert!(ended.stderr.contains(&id.to_string()) && ended.stderr.contains("unknown_topic"), "{ended}");
+
+        // Once it flows again, under the same generation, what is still written down stops nothing.
+        let topic = site.topic("nowhere", 1).await?;
+        site.emptied().await?;
+        holder.stop()?;
+        enqueue().await?;
+        let mut waiting = site.baton(&["relay", "--until-empty"])?.start()?;
+        stays("waiting for the holder", Duration::from_secs(2), async || match waiting.try_exited()? {
+            None => Ok(()),
+            Some(status) => fail!("it ended with {status}: {}", waiting.stderr()),
+        })
+        .await?;
+        holder.go_on()?;
+        assert!(waiting.exited(PATIENCE).await?.success());
+        assert_eq!(site.kafka().count(&topic).await?, 2);
         Ok(())
     });
 }
