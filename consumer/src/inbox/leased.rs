@@ -306,9 +306,10 @@ impl Inbox {
     /// A short transaction of its own: nothing is open while the action runs.
     async fn claim_leased(&self, work: &Work) -> Result<Result<Leased, Once>, Error> {
         loop {
-            let asked = Instant::now();
             let mut session = Session::open(&self.pool).await?;
             let mut tx = session.begin(&self.begin).await?;
+            // However long the pool took: the lease counts from here.
+            let asked = Instant::now();
             let first = Holder { owner: self.owner.to_string(), generation: 1 };
             let leased = match statements::claim(&mut tx, self, work, Some(&*self.owner)).await? {
                 Claim::Ours => Ok(Leased { holder: first, run_before: 0 }),
