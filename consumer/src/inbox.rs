@@ -212,6 +212,21 @@ pub(crate) struct Work {
     pub(crate) origin: Option<Origin>,
 }
 
+impl Work {
+    /// Brought by a caller rather than by a record.
+    fn brought(scope: &str, key: &str, payload: &[u8]) -> Result<Self, Error> {
+        check("scope", scope, 0, SCOPE_LIMIT)?;
+        check("key", key, 1, KEY_LIMIT)?;
+        Ok(Self {
+            scope: scope.to_owned(),
+            key: key.to_owned(),
+            fingerprint: Fingerprint::exact(Some(payload)),
+            attempts: 1,
+            origin: None,
+        })
+    }
+}
+
 /// Where work came from, kept beside it for operators and for the horizon.
 #[derive(Debug, Clone)]
 pub(crate) struct Origin {
@@ -298,15 +313,7 @@ impl Inbox {
     where
         A: AsyncFnOnce(&mut Transaction<'_, Postgres>) -> Verdict,
     {
-        check("scope", scope, 0, SCOPE_LIMIT)?;
-        check("key", key, 1, KEY_LIMIT)?;
-        let work = Work {
-            scope: scope.to_owned(),
-            key: key.to_owned(),
-            fingerprint: Fingerprint::exact(Some(payload)),
-            attempts: 1,
-            origin: None,
-        };
+        let work = Work::brought(scope, key, payload)?;
         match self.settle(&work, action).await {
             Err(Error::Commit { key, source }) => self.look_up(&work, key, source).await,
             settled => settled,

@@ -22,13 +22,12 @@ use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
-use baton_protocol::fingerprint::Fingerprint;
 use futures_util::FutureExt;
 use tokio::time::{Instant, timeout};
 
 use super::session::Session;
 use super::statements::{self, Claim, Holder, Leased};
-use super::{Error, Inbox, KEY_LIMIT, Once, SCOPE_LIMIT, Work, check, met, panic_message};
+use super::{Error, Inbox, Once, Work, met, panic_message};
 use crate::{Failure, Outcome, Verdict};
 
 /// What the service that takes the effects says of one key.
@@ -257,15 +256,7 @@ impl Inbox {
         R: Reconcile,
         A: AsyncFnOnce(&mut Lease<'_>) -> Verdict,
     {
-        check("scope", scope, 0, SCOPE_LIMIT)?;
-        check("key", key, 1, KEY_LIMIT)?;
-        let work = Work {
-            scope: scope.to_owned(),
-            key: key.to_owned(),
-            fingerprint: Fingerprint::exact(Some(payload)),
-            attempts: 1,
-            origin: None,
-        };
+        let work = Work::brought(scope, key, payload)?;
         let Leased { holder, run_before } = match self.claim_leased(&work).await? {
             Ok(leased) => leased,
             Err(once) => return Ok(once),
