@@ -1,19 +1,27 @@
 //! Puts a consumer together and refuses what cannot work, before anything is connected.
 
 use std::fmt;
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::sync::Arc;
 use std::time::Duration;
 
 use baton_protocol::dead_letter;
 use baton_protocol::retry::{self, Policy};
+use futures_util::future::BoxFuture;
 use rdkafka::error::KafkaError;
 use sqlx::PgPool;
+use tokio::sync::Notify;
 
+use crate::apply::{Apply, ByLease, InTransaction};
 use crate::dead_letter::DeadLetters;
+use crate::kafka::Member;
+use crate::runtime::breaker::Breaker;
 use crate::runtime::budget::Limits;
-use crate::runtime::lane::{Inlet, Spawn, Worker};
-use crate::{Consumer, DeadLetterTopics, Handler, Inbox, Kafka, Scope, inbox};
+use crate::runtime::lane::{Inlet, Spawn, Stop};
+use crate::runtime::worker::{Terms, Worker};
+use crate::{
+    AfterDeadLetter, Consumer, DeadLetterTopics, Handler, Inbox, Kafka, LeasedHandler, Scope, inbox,
+};
 
 /// What cannot be built, and what to do.
 #[derive(Debug, thiserror::Error)]
@@ -94,8 +102,17 @@ pub enum Error {
     },
 }
 
-/// Makes the lanes' task, once the producer of dead letters is there.
-pub(crate) type Factory = Box<dyn FnOnce(Inbox, Arc<DeadLetters>) -> Spawn + Send>;
+/// Makes what does the work, once the producer of dead letters is there.
+pub(crate) type Factory = Box<dyn FnOnce(Inbox, Arc<DeadLetters>) -> Tasks + Send>;
+
+/// What tries records that were set aside, until it is asked to stop.
+pub(crate) type Retrier = Box<dyn FnOnce(Stop) -> BoxFuture<'static, ()> + Send>;
+
+/// The tasks of a consumer.
+pub(crate) struct Tasks {
+    pub(crate) lanes: Spawn,
+    pub(crate) retrier: Retrier,
+}
 
 /// A consumer in the making; from [`Consumer::builder`].
 pub struct Builder {
@@ -110,6 +127,10 @@ pub struct Builder {
     drain_deadline: Duration,
     stall: Duration,
     limits: Limits,
+    terms: Terms,
+    outage_after: NonZeroUsize,
+    lease_ttl: Duration,
+    instance: Option<String>,
 }
 
 impl Builder {
@@ -126,6 +147,15 @@ impl Builder {
             drain_deadline: Duration::from_secs(20),
             stall: Inbox::DEFAULT_STALL,
             limits: Limits { lane_rows: 256, lane_bytes: 4 << 20, total_bytes: 48 << 20 },
+            terms: Terms {
+                concurrency: 1,
+                attempts: Inbox::DEFAULT_ATTEMPTS,
+                park_after: Duration::from_secs(2),
+                after_dead_letter: AfterDeadLetter::default(),
+            },
+            outage_after: NonZeroUsize::MIN.saturating_add(4),
+            lease_ttl: Inbox::DEFAULT_LEASE_TTL,
+            instance: None,
         }
     }
 
@@ -143,8 +173,63 @@ impl Builder {
         self
     }
 
-    /// The waits between attempts after a transient failure, in the record's place. Default: 500 ms, doubled up to 5 min,
-    /// with full jitter. An outage of the database or of the dead-letter topic has its own waits, up to 5 s.
+    /// This member's name for life (`group.instance.id`), for static membership: a process that comes back under it within
+    /// the session time-out has its partitions back without a rebalance. Two at once must not have the same. Default: none.
+    #[must_use]
+    pub fn instance(mut self, name: impl Into<String>) -> Self {
+        self.instance = Some(name.into());
+        self
+    }
+
+    /// How many records of one partition are handled at once, each of another key; records of one key follow each other. Each
+    /// uses a connection of the pool while it is handled. Default: 1, which keeps the order of the partition where nothing fails.
+    #[must_use]
+    pub fn concurrency(mut self, records: NonZeroUsize) -> Self {
+        self.terms.concurrency = records.get();
+        self
+    }
+
+    /// How many attempts a record gets in all before it is dead-lettered as `exhausted`, whichever processes make them;
+    /// those of an outage are not counted. Default: 10.
+    #[must_use]
+    pub fn attempts(mut self, attempts: NonZeroU32) -> Self {
+        self.terms.attempts = attempts.get();
+        self
+    }
+
+    /// How long a record that fails for the time being waits in memory, its offset with it, before it is set aside in
+    /// `inbox.parked` with its key, so that offsets move on. Attempts before that are lost when the process dies. Default: 2 s.
+    #[must_use]
+    pub fn park_after(mut self, patience: Duration) -> Self {
+        self.terms.park_after = patience;
+        self
+    }
+
+    /// Whether a dead letter holds up later messages of its key. Default: they go on, and so overtake it.
+    #[must_use]
+    pub fn after_dead_letter(mut self, after: AfterDeadLetter) -> Self {
+        self.terms.after_dead_letter = after;
+        self
+    }
+
+    /// How many different keys fail one after another for the time being, with no success between, before that counts as an
+    /// outage: reading pauses until an attempt succeeds, and no attempt is spent. Default: 5.
+    #[must_use]
+    pub fn outage_after(mut self, keys: NonZeroUsize) -> Self {
+        self.outage_after = keys;
+        self
+    }
+
+    /// How long a leased message, or a record that was set aside, stays with a process that says nothing: the longest step of a
+    /// leased handler between two reports of progress, and how long a takeover takes. At least 100 ms. Default: 30 s.
+    #[must_use]
+    pub fn lease_ttl(mut self, ttl: Duration) -> Self {
+        self.lease_ttl = ttl;
+        self
+    }
+
+    /// The waits between attempts after a transient failure. Default: 500 ms, doubled up to 5 min, with full jitter. An outage
+    /// has its own waits, up to 5 s.
     #[must_use]
     pub fn retry(mut self, policy: Policy) -> Self {
         self.retry = policy;
@@ -206,14 +291,33 @@ impl Builder {
     /// Effects in the database of the inbox: claim, effects and mark in one transaction.
     #[must_use]
     pub fn transactional<H: Handler>(self, handler: H) -> WithHandler {
-        let (consumer, scope, retry) = (self.name.clone(), self.scope.clone(), self.retry);
+        self.with(InTransaction(handler))
+    }
+
+    /// Effects elsewhere: a lease on each message while it is handled, and a look-up before it is handled again.
+    #[must_use]
+    pub fn leased<H: LeasedHandler>(self, handler: H) -> WithHandler {
+        self.with(ByLease(handler))
+    }
+
+    fn with<A: Apply>(self, apply: A) -> WithHandler {
+        let (consumer, scope, retry, terms) = (self.name.clone(), self.scope.clone(), self.retry, self.terms);
+        let outage_after = self.outage_after.get();
+        let mut topics = self.topics.clone();
+        topics.sort();
+        topics.dedup();
         let factory = Box::new(move |inbox, letters| {
-            let worker = Arc::new(Worker { consumer, handler, inbox, scope, retry, letters });
-            let spawn: Spawn = Arc::new(move |inlet: Inlet| {
+            let breaker = Arc::new(Breaker::new(&consumer, outage_after));
+            let set_aside = Notify::new();
+            let worker =
+                Arc::new(Worker { consumer, apply, inbox, scope, retry, terms, letters, breaker, set_aside });
+            let retrying = Arc::clone(&worker);
+            let retrier: Retrier = Box::new(move |stop| Box::pin(retrying.retry_parked(topics, stop)));
+            let lanes: Spawn = Arc::new(move |inlet: Inlet| {
                 let worker = Arc::clone(&worker);
                 Box::pin(async move { worker.run(inlet).await })
             });
-            spawn
+            Tasks { lanes, retrier }
         });
         WithHandler { builder: self, factory }
     }
@@ -245,6 +349,10 @@ impl WithHandler {
             drain_deadline,
             stall,
             limits,
+            terms,
+            lease_ttl,
+            instance,
+            ..
         } = builder;
         if !is_topic_text(&name) {
             return Err(Error::Name { name });
@@ -272,8 +380,10 @@ impl WithHandler {
             return Err(Error::DrainDeadline { deadline: drain_deadline, interval });
         }
         let inbox = Inbox::new(&name, pool.clone()).map_err(Error::Inbox)?.stall_timeout(stall);
+        let inbox = inbox.lease_ttl(lease_ttl).attempts(terms.attempts);
         let group = group.unwrap_or_else(|| name.clone());
-        Ok(Consumer { name, pool, kafka, topics, group, own_topics, drain_deadline, limits, inbox, factory })
+        let member = Member { group, instance };
+        Ok(Consumer { name, pool, kafka, topics, member, own_topics, drain_deadline, limits, inbox, factory })
     }
 }
 

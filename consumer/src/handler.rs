@@ -8,6 +8,7 @@ use std::sync::Arc;
 use futures_util::future::BoxFuture;
 use sqlx::{Postgres, Transaction};
 
+use crate::inbox::{Lease, Reconcile};
 use crate::{Decode, Delivery, Verdict};
 
 /// Applies one message in the transaction that also marks it as applied: both commit, or neither does.
@@ -125,4 +126,64 @@ where
     async fn handle(&self, delivery: &Delivery<P>, tx: &mut Transaction<'_, Postgres>) -> Verdict {
         (self.f)(delivery, tx).await
     }
+}
+
+/// Applies one message by effects outside the inbox's database: a payment provider, a mail service.
+///
+/// One process at a time runs it for one message, by a [`Lease`](crate::inbox::Lease), whose key it hands to the service with
+/// every call and whose [`progress`](crate::inbox::Lease::progress) it reports when it takes longer than the lease. Whenever an
+/// attempt was not marked as done, whatever it said, [`Reconcile::lookup`] is asked before the next one runs.
+///
+/// A verdict means what it does for a [`Handler`], but nothing is rolled back: a failure says what is known of the effect, and
+/// the look-up decides.
+///
+/// ```
+/// use baton_consumer::inbox::{Lease, Reconcile, Reconciled};
+/// use baton_consumer::{Delivery, Json, LeasedHandler, Verdict};
+///
+/// #[derive(serde::Deserialize)]
+/// struct Payment { cents: i64 }
+///
+/// struct Provider;
+/// # impl Provider {
+/// #     async fn charge(&self, _: &str, _: i64) -> Result<String, std::io::Error> { Ok(String::new()) }
+/// #     async fn find(&self, _: &str) -> Result<Option<String>, std::io::Error> { Ok(None) }
+/// # }
+///
+/// impl Reconcile for Provider {
+///     async fn lookup(&self, key: &str) -> Reconciled {
+///         match self.find(key).await {
+///             Ok(Some(_)) => Reconciled::Applied(None),
+///             Ok(None) => Reconciled::NotApplied,
+///             Err(_) => Reconciled::StillUnknown,
+///         }
+///     }
+/// }
+///
+/// impl LeasedHandler for Provider {
+///     type Payload = Json<Payment>;
+///
+///     async fn handle(&self, delivery: &Delivery<Json<Payment>>, lease: &mut Lease<'_>) -> Verdict {
+///         let Json(payment) = delivery.payload();
+///         match self.charge(lease.idempotency_key(), payment.cents).await {
+///             Ok(receipt) => Verdict::done_with(&receipt),
+///             Err(error) => Verdict::unknown(error),
+///         }
+///     }
+/// }
+/// ```
+pub trait LeasedHandler: Reconcile + 'static {
+    /// What the payload is decoded to: [`Json`](crate::Json), [`Raw`](crate::Raw), or your own.
+    type Payload: Decode;
+
+    /// Applies one message. It is called again for the same message until it is settled.
+    ///
+    /// # Cancel safety
+    ///
+    /// It is only dropped half-way when a drain deadline is over; the lease then runs out, and the next attempt asks.
+    fn handle(
+        &self,
+        delivery: &Delivery<Self::Payload>,
+        lease: &mut Lease<'_>,
+    ) -> impl Future<Output = Verdict> + Send;
 }

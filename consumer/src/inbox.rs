@@ -21,10 +21,14 @@
 //! returned to the pool.
 
 mod leased;
+mod parked;
 mod session;
 mod statements;
 
+pub(crate) use leased::WhenSpent;
 pub use leased::{Lease, Reconcile, Reconciled};
+pub use parked::AfterDeadLetter;
+pub(crate) use parked::{End, Parked, Place, Taken, Written};
 
 use std::fmt;
 use std::panic::AssertUnwindSafe;
@@ -170,6 +174,17 @@ pub enum Error {
         /// The database's answer.
         #[source]
         source: sqlx::Error,
+    },
+    /// Records that were set aside cannot be read or written.
+    #[error("cannot read or write inbox.parked, the records that were set aside")]
+    Parked(#[source] sqlx::Error),
+    /// Its attempts are spent, and whether the last one took effect is not known. Nothing ran.
+    #[error("{attempts} attempts on {key:?} are spent; whether the last one took effect is not known")]
+    Spent {
+        /// The idempotency key.
+        key: String,
+        /// How many they were.
+        attempts: u32,
     },
     /// The database's clock could not be read.
     #[error("cannot read the database's clock")]

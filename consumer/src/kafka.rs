@@ -25,6 +25,19 @@ pub struct Kafka {
     pub properties: BTreeMap<String, String>,
 }
 
+/// Who reads.
+#[derive(Debug, Clone)]
+pub(crate) struct Member {
+    pub(crate) group: String,
+    pub(crate) instance: Option<String>,
+}
+
+impl Member {
+    fn of(group: &str) -> Self {
+        Self { group: group.to_owned(), instance: None }
+    }
+}
+
 impl Kafka {
     /// The brokers (`host:port`, several separated by commas), without further properties.
     #[must_use]
@@ -49,29 +62,34 @@ impl Kafka {
                 return Err(build::Error::PropertyRefused { name: name.clone(), reason });
             }
         }
-        for config in [self.consumer("check"), self.producer("check")] {
+        for config in [self.consumer(&Member::of("check")), self.producer("check")] {
             config.create_native_config().map_err(unknown_property)?;
         }
         Ok(())
     }
 
     /// The consumer's settings. What is set after the user's properties is not negotiable.
-    pub(crate) fn consumer(&self, group: &str) -> ClientConfig {
+    pub(crate) fn consumer(&self, member: &Member) -> ClientConfig {
         let mut config = ClientConfig::new();
         config
-            .set("client.id", format!("baton-consumer-{group}"))
+            .set("client.id", format!("baton-consumer-{}", member.group))
             // How long the partitions of a process that was killed wait for another one.
             .set("session.timeout.ms", "10000")
+            // A member that comes or goes takes only what moves away from the others.
+            .set("partition.assignment.strategy", "cooperative-sticky")
             // A pause throws away what librdkafka has fetched ahead, so little of it is kept.
             .set("queued.min.messages", "1000")
             .set("queued.max.messages.kbytes", "16384");
         self.pass_through(&mut config);
         config
-            .set("group.id", group)
+            .set("group.id", &member.group)
             .set("enable.auto.commit", "false")
             .set("enable.auto.offset.store", "false")
             .set("auto.offset.reset", "error")
             .set("allow.auto.create.topics", "false");
+        if let Some(instance) = &member.instance {
+            config.set("group.instance.id", instance);
+        }
         config
     }
 
@@ -115,10 +133,11 @@ impl fmt::Debug for Kafka {
 }
 
 /// What a property would break. Aliases stand here too.
-const REFUSED: [(&str, &str); 21] = [
+const REFUSED: [(&str, &str); 22] = [
     ("bootstrap.servers", "the brokers are given apart"),
     ("metadata.broker.list", "the brokers are given apart"),
     ("group.id", "the group is set on the builder"),
+    ("group.instance.id", "the instance is set on the builder"),
     ("group.protocol", "only the classic protocol is supported; leave it out"),
     ("enable.auto.commit", "an offset is committed after its effect, never by a timer"),
     ("auto.commit.enable", "an offset is committed after its effect, never by a timer"),
@@ -184,7 +203,7 @@ mod tests {
         let kafka =
             Kafka::new("localhost:9092").property("fetch.wait.max.ms", "20").property("client.rack", "a");
         kafka.check().unwrap();
-        assert_eq!(kafka.consumer("billing").get("fetch.wait.max.ms"), Some("20"));
+        assert_eq!(kafka.consumer(&Member::of("billing")).get("fetch.wait.max.ms"), Some("20"));
         assert_eq!(kafka.producer("billing").get("client.rack"), Some("a"));
     }
 

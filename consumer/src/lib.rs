@@ -50,6 +50,7 @@ pub mod build;
 pub mod inbox;
 pub mod run;
 
+mod apply;
 mod dead_letter;
 mod decode;
 mod delivery;
@@ -66,8 +67,8 @@ pub use baton_protocol::retry::Policy;
 pub use build::Builder;
 pub use decode::{Decode, Json, Raw};
 pub use delivery::Delivery;
-pub use handler::{Handler, HandlerFn, handler_fn};
-pub use inbox::{Inbox, Once};
+pub use handler::{Handler, HandlerFn, LeasedHandler, handler_fn};
+pub use inbox::{AfterDeadLetter, Inbox, Once};
 pub use kafka::Kafka;
 pub use record::Record;
 pub use run::Consumer;

@@ -70,6 +70,31 @@ impl Record {
         }
     }
 
+    /// A record that was kept elsewhere, as it was.
+    pub(crate) fn restored(
+        topic: Arc<str>,
+        partition: i32,
+        offset: i64,
+        timestamp_ms: Option<i64>,
+        key: Option<Bytes>,
+        payload: Option<Bytes>,
+        headers: &[(String, Option<Vec<u8>>)],
+    ) -> Self {
+        let size = OVERHEAD
+            + key.as_ref().map_or(0, Bytes::len)
+            + payload.as_ref().map_or(0, Bytes::len)
+            + headers
+                .iter()
+                .map(|(name, value)| name.len() + value.as_ref().map_or(0, Vec::len))
+                .sum::<usize>();
+        let kept =
+            headers.iter().fold(OwnedHeaders::new_with_capacity(headers.len()), |kept, (name, value)| {
+                kept.insert(Header { key: name, value: value.as_deref() })
+            });
+        let headers = if headers.is_empty() { Kept::None } else { Kept::Text(Arc::new(kept)) };
+        Self { topic, partition, offset, timestamp_ms, key, payload, headers, size }
+    }
+
     #[cfg(test)]
     pub(crate) fn bare(topic: &str, partition: i32, offset: i64) -> Self {
         let topic = topic.into();
@@ -83,6 +108,15 @@ impl Record {
             headers: Kept::None,
             size: OVERHEAD,
         }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn set_key(&mut self, key: Option<Vec<u8>>) {
+        self.key = key.map(Bytes::from);
+    }
+
+    pub(crate) fn shared_key(&self) -> Option<&Bytes> {
+        self.key.as_ref()
     }
 
     /// The topic that it was read from.

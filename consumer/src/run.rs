@@ -12,11 +12,15 @@ use std::time::Duration;
 
 use rdkafka::error::KafkaError;
 use sqlx::{Connection, PgConnection, PgPool};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use crate::build::{Builder, Factory};
+use crate::build::{Builder, Factory, Tasks};
 use crate::dead_letter::DeadLetters;
+use crate::kafka::Member;
 use crate::runtime::budget::Limits;
+use crate::runtime::lane::Stop;
 use crate::runtime::{Running, Settings};
 use crate::{DeadLetterTopics, Inbox, Kafka, topics};
 
@@ -92,6 +96,11 @@ pub enum Error {
         /// The partition.
         partition: i32,
     },
+    /// What tries records that were set aside ended without being asked to.
+    #[error(
+        "the task that retries parked records ended by itself, which is a defect: start the consumer again"
+    )]
+    Retrier,
     /// The poll thread could not be started, or has panicked.
     #[error("the poll thread did not start or has ended; start the consumer again")]
     Thread,
@@ -106,7 +115,7 @@ pub struct Consumer {
     pub(crate) pool: PgPool,
     pub(crate) kafka: Kafka,
     pub(crate) topics: Vec<String>,
-    pub(crate) group: String,
+    pub(crate) member: Member,
     pub(crate) own_topics: DeadLetterTopics,
     pub(crate) drain_deadline: Duration,
     pub(crate) limits: Limits,
@@ -138,35 +147,69 @@ impl Consumer {
     /// deadline is not cancelled. Use `shutdown`.
     pub async fn run(self, shutdown: impl Future<Output = ()> + Send) -> Result<(), Error> {
         let mut shutdown = pin!(shutdown);
-        let (mut running, letters) = tokio::select! {
+        let drain_deadline = self.drain_deadline;
+        let (mut running, letters, mut retrier) = tokio::select! {
             biased;
             () = &mut shutdown => return Ok(()),
             started = self.start() => started?,
         };
         let drained = tokio::select! {
             drained = running.failed() => drained,
-            () = &mut shutdown => running.drain().await,
+            () = &mut shutdown => {
+                retrier.stop.send_replace(true);
+                running.drain().await
+            }
+            () = retrier.ended() => {
+                let mut drained = running.drain().await;
+                drained.result = drained.result.and(Err(Error::Retrier));
+                drained
+            }
         };
+        // Its records wait for nobody's partition: they have the same patience.
+        retrier.finish(drain_deadline).await;
         let closed = running.close(drained).await;
         // Its producer is waited for when it is dropped.
         drop(tokio::task::spawn_blocking(move || drop(letters)).await);
         closed
     }
 
-    async fn start(self) -> Result<(Running, Arc<DeadLetters>), Error> {
+    async fn start(self) -> Result<(Running, Arc<DeadLetters>, RetrierTask), Error> {
         check_database(&self.pool).await?;
         topics::prepare(&self.kafka, &self.name, &self.topics, self.own_topics).await?;
         let letters = Arc::new(DeadLetters::new(&self.kafka, &self.name).map_err(Error::Client)?);
-        let spawn = (self.factory)(self.inbox, Arc::clone(&letters));
+        let Tasks { lanes, retrier } = (self.factory)(self.inbox, Arc::clone(&letters));
         let settings = Settings {
-            config: self.kafka.consumer(&self.group),
+            config: self.kafka.consumer(&self.member),
             topics: self.topics,
             limits: self.limits,
             drain_deadline: self.drain_deadline,
         };
-        let running = Running::start(settings, spawn).await?;
-        tracing::info!(consumer = self.name, group = self.group, "consumer started");
-        Ok((running, letters))
+        let running = Running::start(settings, lanes).await?;
+        let (stop, stopped) = watch::channel(false);
+        let retrier = RetrierTask { stop, task: tokio::spawn(retrier(Stop(stopped))) };
+        tracing::info!(consumer = self.name, group = self.member.group, "consumer started");
+        Ok((running, letters, retrier))
+    }
+}
+
+/// The task that tries records that were set aside again. Dropped, it is asked to stop.
+struct RetrierTask {
+    stop: watch::Sender<bool>,
+    task: JoinHandle<()>,
+}
+
+impl RetrierTask {
+    /// Only by a defect, unless it was asked to.
+    async fn ended(&mut self) {
+        let _ = (&mut self.task).await;
+    }
+
+    /// What outlives the deadline is cancelled.
+    async fn finish(mut self, deadline: Duration) {
+        self.stop.send_replace(true);
+        if !self.task.is_finished() && timeout(deadline, &mut self.task).await.is_err() {
+            self.task.abort();
+        }
     }
 }
 
@@ -200,7 +243,7 @@ impl fmt::Debug for Consumer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Consumer")
             .field("name", &self.name)
-            .field("group", &self.group)
+            .field("group", &self.member.group)
             .field("topics", &self.topics)
             .field("kafka", &self.kafka)
             .finish_non_exhaustive()

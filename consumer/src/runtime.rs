@@ -1,9 +1,10 @@
 //! From Kafka to the handlers and back.
 //!
 //! ```text
-//! poll thread ──record──▶ lane (one a partition: a task, one record after the other) ──▶ inbox, handler, dead letter
-//!      ▲                    │
-//!      └── settled, ended ──┘          offsets: contiguous, committed by the poll thread only
+//! poll thread ──record──▶ lane (a task for each partition; of each key one record after the other) ──▶ inbox, handler, dead letter
+//!      ▲                    │                                                        │ fails for long       ▲
+//!      └── settled, ended ──┘                                                        ▼                      │
+//!  offsets: contiguous, committed by the poll thread only                      inbox.parked ──▶ retrier ────┘
 //! ```
 //!
 //! One OS thread owns the consumer: it polls, takes part in rebalances, pauses and resumes, and alone commits offsets, so
@@ -18,14 +19,18 @@
 //! *Shutdown.* As a revocation of everything; then the consumer leaves the group. What outlives the deadline is
 //! cancelled: its connection is closed, and the server rolls back.
 
+pub(crate) mod breaker;
 pub(crate) mod budget;
 pub(crate) mod lane;
+pub(crate) mod worker;
 
 mod assignment;
 mod membership;
 mod next;
 mod offsets;
 mod poll;
+mod queues;
+mod retrier;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -2,8 +2,9 @@
 //!
 //! ```text
 //! Done                 effects, outcome and mark commit together; the offset moves
-//! Failed(Transient)    rolled back; waits in its place and is tried again, however long it takes
-//! Failed(Unknown)      in a transaction the rollback settles it: as transient
+//! Failed(Transient)    rolled back; tried again, in memory at first, then set aside with its key; after its attempts a dead letter
+//! Failed(Unknown)      in a transaction the rollback settles it; with a lease the next attempt asks first: as transient
+//! Failed(Outage)       as transient, but no attempt is spent: everything waits until one attempt succeeds
 //! Failed(Permanent)    rolled back; dead letter, mark, then the offset moves
 //! Failed(Panicked)     as permanent, with its own cause
 //! ```
@@ -50,6 +51,12 @@ impl Verdict {
         Failure::transient(error).into()
     }
 
+    /// What every message needs is away: a provider, another database.
+    #[must_use]
+    pub fn outage(error: impl Into<BoxError>) -> Self {
+        Failure::outage(error).into()
+    }
+
     /// No attempt will succeed: a dead letter.
     #[must_use]
     pub fn permanent(error: impl Into<BoxError>) -> Self {
@@ -73,6 +80,9 @@ pub enum Failure {
     Permanent(BoxError),
     /// It is not known whether the effect took place.
     Unknown(BoxError),
+    /// What every message needs is away. Everything waits until one attempt succeeds, and no attempt is spent; many
+    /// transient failures in a row come to the same.
+    Outage(BoxError),
     /// The handler panicked, with this message.
     Panicked(String),
 }
@@ -82,6 +92,12 @@ impl Failure {
     #[must_use]
     pub fn transient(error: impl Into<BoxError>) -> Self {
         Self::Transient(error.into())
+    }
+
+    /// What every message needs is away.
+    #[must_use]
+    pub fn outage(error: impl Into<BoxError>) -> Self {
+        Self::Outage(error.into())
     }
 
     /// No attempt will succeed.
@@ -100,7 +116,7 @@ impl Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Transient(error) | Self::Permanent(error) | Self::Unknown(error) => {
+            Self::Transient(error) | Self::Permanent(error) | Self::Unknown(error) | Self::Outage(error) => {
                 f.write_str(&chain(error.as_ref()))
             }
             Self::Panicked(message) => write!(f, "panicked: {message}"),
@@ -114,6 +130,7 @@ impl fmt::Debug for Failure {
             Self::Transient(_) => "Transient",
             Self::Permanent(_) => "Permanent",
             Self::Unknown(_) => "Unknown",
+            Self::Outage(_) => "Outage",
             Self::Panicked(_) => "Panicked",
         };
         write!(f, "{kind}({self})")

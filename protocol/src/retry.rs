@@ -89,6 +89,17 @@ impl Policy {
         waits.reset();
         Delays { waits, cap }
     }
+
+    /// The wait before retry `n` (the first is 0) by itself, for whoever counts elsewhere.
+    #[must_use]
+    pub fn delay(&self, n: u32) -> Duration {
+        let mut delays = self.delays();
+        // By then any factor above 1 that matters has reached any cap.
+        for _ in 0..n.min(1000) {
+            delays.next_delay();
+        }
+        delays.next_delay()
+    }
 }
 
 /// The waits of one run of retries. Made by [`Policy::delays`].

@@ -64,6 +64,15 @@ where
     }
 }
 
+/// What becomes of work whose attempts are spent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum WhenSpent {
+    /// The claim marks it as dead.
+    Bury,
+    /// The claim says so ([`Error::Spent`]): its dead letter comes first.
+    Tell,
+}
+
 /// The lease under which an action runs.
 #[derive(Debug)]
 pub struct Lease<'a> {
@@ -257,13 +266,32 @@ impl Inbox {
         A: AsyncFnOnce(&mut Lease<'_>) -> Verdict,
     {
         let work = Work::brought(scope, key, payload)?;
-        let Leased { holder, run_before } = match self.claim_leased(&work).await? {
+        self.settle_leased(&work, reconcile, action, WhenSpent::Bury).await
+    }
+
+    /// The one path of the runtime and of [`run_leased`](Self::run_leased).
+    pub(crate) async fn settle_leased<R, A>(
+        &self,
+        work: &Work,
+        reconcile: &R,
+        action: A,
+        when_spent: WhenSpent,
+    ) -> Result<Once, Error>
+    where
+        R: Reconcile,
+        A: AsyncFnOnce(&mut Lease<'_>) -> Verdict,
+    {
+        let Leased { holder, run_before } = match self.claim_leased(work, when_spent).await? {
             Ok(leased) => leased,
             Err(once) => return Ok(once),
         };
-        let mut lease = Lease { inbox: self, work: &work, holder, attempt: run_before + 1 };
+        let mut lease = Lease { inbox: self, work, holder, attempt: run_before.saturating_add(1) };
+        if run_before >= self.budget {
+            lease.release().await;
+            return Err(Error::Spent { key: work.key.clone(), attempts: run_before });
+        }
         if run_before > 0 {
-            let asked = AssertUnwindSafe(async { reconcile.lookup(key).await }).catch_unwind();
+            let asked = AssertUnwindSafe(async { reconcile.lookup(&work.key).await }).catch_unwind();
             match timeout(self.lease_ttl.mul_f64(0.75), asked).await {
                 Ok(Ok(Reconciled::Applied(outcome))) => {
                     lease.complete(outcome.as_ref()).await?;
@@ -295,7 +323,11 @@ impl Inbox {
     }
 
     /// A short transaction of its own: nothing is open while the action runs.
-    async fn claim_leased(&self, work: &Work) -> Result<Result<Leased, Once>, Error> {
+    async fn claim_leased(&self, work: &Work, when_spent: WhenSpent) -> Result<Result<Leased, Once>, Error> {
+        let budget = match when_spent {
+            WhenSpent::Bury => self.budget,
+            WhenSpent::Tell => u32::MAX,
+        };
         loop {
             let mut session = Session::open(&self.pool).await?;
             let mut tx = session.begin(&self.begin).await?;
@@ -304,7 +336,9 @@ impl Inbox {
             let first = Holder { owner: self.owner.to_string(), generation: 1 };
             let leased = match statements::claim(&mut tx, self, work, Some(&*self.owner)).await? {
                 Claim::Ours => Ok(Leased { holder: first, run_before: 0 }),
-                Claim::InProgress { is_left_behind: true } => statements::take(&mut tx, self, work).await?,
+                Claim::InProgress { is_left_behind: true } => {
+                    statements::take(&mut tx, self, work, budget).await?
+                }
                 other => Err(other),
             };
             // It waited for another transaction, and its lease has run all the time. Nobody has seen it: once more.

@@ -92,6 +92,7 @@ pub(super) async fn take(
     tx: &mut Transaction<'_, Postgres>,
     inbox: &Inbox,
     work: &Work,
+    budget: u32,
 ) -> Result<Result<Leased, Claim>, Error> {
     let taken = sqlx::query_as::<_, Taken>(include_str!("../../queries/lease_take.sql"))
         .bind(&*inbox.consumer)
@@ -100,7 +101,7 @@ pub(super) async fn take(
         .bind(work.fingerprint.as_str())
         .bind(&*inbox.owner)
         .bind(inbox.ttl_ms())
-        .bind(i32::try_from(inbox.budget).unwrap_or(i32::MAX))
+        .bind(i32::try_from(budget).unwrap_or(i32::MAX))
         .fetch_optional(&mut **tx)
         .await
         .map_err(|source| Error::Claim { scope: work.scope.clone(), key: work.key.clone(), source })?;
@@ -236,10 +237,10 @@ pub(super) async fn now(pool: &PgPool) -> Result<OffsetDateTime, sqlx::Error> {
 
 /// The milliseconds that a timestamptz can say, years 1 to 9999. A record may claim any time at all, and one that does
 /// must not make its claim fail for ever: it is kept without.
-const STORABLE_MS: std::ops::RangeInclusive<i64> = -62_135_596_800_000..=253_402_300_799_999;
+pub(super) const STORABLE_MS: std::ops::RangeInclusive<i64> = -62_135_596_800_000..=253_402_300_799_999;
 
 impl Work {
-    fn attempts_column(&self) -> i32 {
+    pub(super) fn attempts_column(&self) -> i32 {
         i32::try_from(self.attempts).unwrap_or(i32::MAX)
     }
 
@@ -249,7 +250,7 @@ impl Work {
 }
 
 /// A text column holds no NUL, and an error can be of any length.
-fn storable(error: &str) -> String {
+pub(super) fn storable(error: &str) -> String {
     error[..error.floor_char_boundary(ERROR_LIMIT)].replace('\0', "\u{fffd}")
 }
 

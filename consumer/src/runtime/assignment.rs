@@ -110,6 +110,7 @@ impl Assignment {
         let (records, from_poll) = mpsc::unbounded_channel();
         let (stop, stop_seen) = watch::channel(false);
         let inlet = Inlet {
+            topic: Arc::clone(&partition.topic),
             records: from_poll,
             stop: Stop(stop_seen),
             reporter: Reporter { lane: id, reports: self.reporter.clone() },

@@ -1,46 +1,33 @@
-//! One partition's records, one after the other, each until it is settled.
+//! One partition's records: of each key one after the other, of different keys as many at once as was set.
 //!
-//! ```text
-//!            ┌─ no identity ───────────────────────────────────────────────┐
-//! record ────┤                                                             ▼
-//!            └─ inbox: claim ─┬─ fresh, duplicate, dead ─▶ settled     dead letter, acknowledged
-//!                             ├─ transient, unknown ─▶ wait, again         │
-//!                             ├─ in progress elsewhere, database away      ▼
-//!                             │    ─▶ wait, again                      marked as dead (not a conflict: the row is
-//!                             └─ permanent, panic, undecodable,            │         the other payload's)
-//!                                conflict ─────────────────────────────▶   ▼
-//!                                                                       settled
-//! ```
-//!
-//! Nothing is skipped: whatever cannot be done waits, in its place, with capped backoff. An outage of the database or of
-//! the dead-letter topic spends nothing and gives nothing up. Between attempts a lane that is asked to stop abandons its
-//! record; within one it does not, because a transaction is never raced.
+//! A lane first asks which keys have records set aside, so that none of theirs is handled before its turn. What it has
+//! settled, in whatever order, it reports; the poll thread commits what is contiguous. It is asked to stop by a flag, takes no
+//! more then, and ends when what is in hand has ended.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
-use baton_protocol::dead_letter::{self, Cause, Letter};
-use baton_protocol::envelope::{Identity, identity};
-use baton_protocol::fingerprint::Fingerprint;
-use baton_protocol::report::chain;
-use baton_protocol::retry::Policy;
+use bytes::Bytes;
+use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
-use tokio::sync::{mpsc, watch};
-use tokio::time::Instant;
+use futures_util::stream::FuturesUnordered;
+use tokio::sync::{Semaphore, mpsc, watch};
 
 use super::LaneId;
-use super::next::{Next, Position, Reason, Waits, next};
-use crate::dead_letter::DeadLetters;
-use crate::inbox::{Buried, Inbox, Origin, SCOPE_LIMIT, Work, panic_message};
-use crate::{Decode, Delivery, Handler, Record, Scope, Verdict};
+use super::next::OUTAGE;
+use super::queues::{Left, Queues, Turn};
+use super::worker::{Progress, Worker};
+use crate::Record;
+use crate::apply::Apply;
 
 /// Starts a lane: what turns an inlet into the task's future.
 pub(crate) type Spawn = Arc<dyn Fn(Inlet) -> BoxFuture<'static, ()> + Send + Sync>;
 
 /// What a lane is given.
 pub(crate) struct Inlet {
+    pub(crate) topic: Arc<str>,
     pub(crate) records: mpsc::UnboundedReceiver<Record>,
     pub(crate) stop: Stop,
     pub(crate) reporter: Reporter,
@@ -79,224 +66,96 @@ impl Drop for Reporter {
 pub(crate) struct Stop(pub(crate) watch::Receiver<bool>);
 
 impl Stop {
-    async fn requested(&mut self) {
+    pub(crate) async fn requested(&mut self) {
         // A sender that is gone asks for the same.
         let _ = self.0.wait_for(|stop| *stop).await;
     }
 
-    async fn sleep(&mut self, delay: Duration) -> Rest {
+    pub(crate) async fn sleep(&mut self, delay: Duration) -> Rest {
+        self.unless(tokio::time::sleep(delay)).await.map_or(Rest::Stopped, |()| Rest::Over)
+    }
+
+    /// What comes of `wait`, which must be safe to drop, unless a stop is asked for first.
+    pub(crate) async fn unless<T>(&mut self, wait: impl Future<Output = T>) -> Option<T> {
         tokio::select! {
             biased;
-            () = self.requested() => Rest::Stopped,
-            () = tokio::time::sleep(delay) => Rest::Over,
+            () = self.requested() => None,
+            out = wait => Some(out),
         }
     }
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Rest {
+pub(crate) enum Rest {
     Over,
     Stopped,
 }
 
-#[derive(Debug, PartialEq, Eq)]
-enum Progress {
-    Settled,
-    /// Asked to stop before it was settled; the next owner reads it again.
-    Abandoned,
+/// A record whose turn is over.
+struct Ended {
+    key: Option<Bytes>,
+    offset: i64,
+    bytes: usize,
+    progress: Progress,
 }
 
-/// What all lanes of a consumer share.
-pub(crate) struct Worker<H> {
-    pub(crate) consumer: String,
-    pub(crate) handler: H,
-    pub(crate) inbox: Inbox,
-    pub(crate) scope: Scope,
-    pub(crate) retry: Policy,
-    pub(crate) letters: Arc<DeadLetters>,
-}
-
-impl<H: Handler> Worker<H> {
+impl<A: Apply> Worker<A> {
     /// A lane's life: until it is asked to stop or its records end.
     pub(crate) async fn run(&self, mut inlet: Inlet) {
+        let Some(aside) = self.load_aside(&inlet.topic, &mut inlet.stop).await else { return };
+        let mut queues = Queues::new(aside);
+        let permits = Semaphore::new(self.terms.concurrency);
+        let mut turns = pin!(FuturesUnordered::new());
+        let stop = inlet.stop.clone();
+        let begin = |turn| self.turn(turn, &permits, stop.clone());
         loop {
-            let record = tokio::select! {
+            let turn = tokio::select! {
                 biased;
-                () = inlet.stop.requested() => return,
-                record = inlet.records.recv() => record,
+                () = inlet.stop.requested() => break,
+                Some(ended) = turns.next() => report(&inlet.reporter, &mut queues, &ended),
+                record = inlet.records.recv() => match record {
+                    Some(record) => queues.arrived(record),
+                    None => break,
+                },
             };
-            let Some(record) = record else { return };
-            let (offset, bytes) = (record.offset(), record.size());
-            match self.settle(Arc::new(record), &mut inlet.stop).await {
-                Progress::Settled => inlet.reporter.settled(offset, bytes),
-                Progress::Abandoned => return,
-            }
+            turns.extend(turn.map(begin));
+        }
+        while let Some(ended) = turns.next().await {
+            report(&inlet.reporter, &mut queues, &ended);
         }
     }
 
-    async fn settle(&self, record: Arc<Record>, stop: &mut Stop) -> Progress {
-        let started = Instant::now();
-        match identify(&record, &self.scope) {
-            Ok((work, identity)) => self.apply(record, work, identity, stop).await,
-            Err(error) => {
-                let death = Death {
-                    record,
-                    work: None,
-                    cause: Cause::NoIdentity,
-                    error,
-                    attempts: 1,
-                    failed_since: started,
-                };
-                self.give_up(&death, stop).await
-            }
-        }
-    }
-
-    async fn apply(
-        &self,
-        record: Arc<Record>,
-        mut work: Work,
-        identity: Identity,
-        stop: &mut Stop,
-    ) -> Progress {
-        let mut delivery = decode::<H::Payload>(&record, identity);
-        let mut waits = Waits::new(&self.retry);
-        let mut failed_since = None;
+    /// The keys of the topic that have records set aside, however long it takes to learn.
+    async fn load_aside(&self, topic: &str, stop: &mut Stop) -> Option<Vec<Vec<u8>>> {
+        let mut waits = OUTAGE.delays();
         loop {
-            if let Ok(delivery) = &mut delivery {
-                delivery.set_attempt(work.attempts);
-            }
-            let attempt = self.inbox.settle(&work, async |tx| match &delivery {
-                Ok(delivery) => self.handler.handle(delivery, tx).await,
-                Err((_, error)) => Verdict::permanent(error.clone()),
-            });
-            let undecodable = delivery.as_ref().err().map(|(cause, _)| *cause);
-            match next(attempt.await, undecodable) {
-                Next::Advance(met) => {
-                    tracing::debug!(at = %Position { record: &record, key: Some(&work.key) }, ?met, "settled");
-                    return Progress::Settled;
-                }
-                Next::Wait { reason, error } => {
-                    failed_since.get_or_insert_with(Instant::now);
-                    if reason == Reason::Handler {
-                        work.attempts = work.attempts.saturating_add(1);
-                    }
-                    let at = Position { record: &record, key: Some(&work.key) };
-                    if stop.sleep(waits.wait(&at, reason, &error)).await == Rest::Stopped {
-                        return Progress::Abandoned;
-                    }
-                }
-                Next::GiveUp { cause, error } => {
-                    let attempts = work.attempts;
-                    // The row of a conflict belongs to the payload that came first.
-                    let work = (cause != Cause::Conflict).then_some(work);
-                    let failed_since = failed_since.unwrap_or_else(Instant::now);
-                    let death = Death { record, work, cause, error, attempts, failed_since };
-                    return self.give_up(&death, stop).await;
-                }
-            }
-        }
-    }
-
-    /// Dead letter first, acknowledged; then the mark. Both for as long as it takes.
-    async fn give_up(&self, death: &Death, stop: &mut Stop) -> Progress {
-        let topic = dead_letter::topic(death.record.topic(), &self.consumer);
-        let at = death.position();
-        let mut waits = Waits::new(&self.retry);
-        while let Err((reason, error)) = self.write_letter(&topic, death).await {
-            if stop.sleep(waits.wait(&at, reason, &error)).await == Rest::Stopped {
-                return Progress::Abandoned;
-            }
-        }
-        tracing::warn!(%at, cause = %death.cause, error = %death.error, %topic, "dead letter written");
-        let Some(work) = &death.work else { return Progress::Settled };
-        loop {
-            match self.inbox.bury(work, death.cause, &death.error).await {
-                Ok(Buried::Now) => return Progress::Settled,
-                Ok(Buried::SettledBefore) => {
-                    tracing::warn!(%at, "settled by somebody else meanwhile; its dead letter is one too many");
-                    return Progress::Settled;
-                }
+            match self.inbox.parked_keys(topic, self.terms.after_dead_letter).await {
+                Ok(keys) => return Some(keys),
                 Err(error) => {
-                    if stop.sleep(waits.wait(&at, Reason::Database, &chain(&error))).await == Rest::Stopped {
-                        return Progress::Abandoned;
+                    tracing::warn!(topic, error = %baton_protocol::report::chain(&error), "a partition waits until this can be read");
+                    if stop.sleep(waits.next_delay()).await == Rest::Stopped {
+                        return None;
                     }
                 }
             }
         }
     }
 
-    async fn write_letter(&self, topic: &str, death: &Death) -> Result<(), (Reason, String)> {
-        let failed_at = self.inbox.now().await.map_err(|error| (Reason::Database, chain(&error)))?;
-        let ago = death.failed_since.elapsed();
-        let record = &death.record;
-        let letter = Letter {
-            cause: death.cause,
-            error: &death.error,
-            attempts: death.attempts,
-            original_topic: record.topic(),
-            original_partition: record.partition(),
-            original_offset: record.offset(),
-            original_timestamp_ms: record.timestamp_ms(),
-            consumer: &self.consumer,
-            first_failed_at: failed_at.checked_sub(ago.try_into().unwrap_or_default()).unwrap_or(failed_at),
-            failed_at,
-        };
-        self.letters.write(topic, record, &letter).await.map_err(|error| (Reason::DeadLetter, chain(&error)))
+    async fn turn(&self, turn: Turn, permits: &Semaphore, mut stop: Stop) -> Ended {
+        let Turn { record, way } = turn;
+        let (key, offset, bytes) = (record.shared_key().cloned(), record.offset(), record.size());
+        let progress = self.settle(Arc::new(record), way, permits, &mut stop).await;
+        Ended { key, offset, bytes, progress }
     }
 }
 
-/// A record that nobody can apply.
-struct Death {
-    record: Arc<Record>,
-    /// None where there is no row to mark.
-    work: Option<Work>,
-    cause: Cause,
-    error: String,
-    attempts: u32,
-    failed_since: Instant,
-}
-
-impl Death {
-    fn position(&self) -> Position<'_> {
-        Position { record: &self.record, key: self.work.as_ref().map(|work| work.key.as_str()) }
-    }
-}
-
-/// What the record is deduplicated by, or why it cannot be.
-fn identify(record: &Record, scope: &Scope) -> Result<(Work, Identity), String> {
-    if !record.headers_are_text() {
-        return Err("a header's name is not UTF-8, so the record's identity cannot be read".to_owned());
-    }
-    let identity = identity(record.headers()).ok_or_else(|| {
-        "no usable idempotency-key, no ce_source with ce_id and no id among its headers".to_owned()
-    })?;
-    let scope = scope.of(record.topic(), identity.r#type.as_deref());
-    if scope.len() > SCOPE_LIMIT {
-        return Err(format!(
-            "its scope has {} bytes, from a long type; the inbox keeps {SCOPE_LIMIT}",
-            scope.len()
-        ));
-    }
-    let work = Work {
-        scope,
-        key: identity.key.clone(),
-        fingerprint: Fingerprint::exact(record.payload().map(AsRef::as_ref)),
-        attempts: 1,
-        origin: Some(Origin {
-            topic: record.topic().to_owned(),
-            partition: record.partition(),
-            offset: record.offset(),
-            timestamp_ms: record.timestamp_ms(),
-        }),
+/// Says what is settled. Whose turn is next; nobody's behind what was not settled.
+fn report(reporter: &Reporter, queues: &mut Queues, ended: &Ended) -> Option<Turn> {
+    let left = match ended.progress {
+        Progress::Settled => Left::Free,
+        Progress::Aside => Left::Aside,
+        Progress::Abandoned => return None,
     };
-    Ok((work, identity))
-}
-
-fn decode<P: Decode>(record: &Arc<Record>, identity: Identity) -> Result<Delivery<P>, (Cause, String)> {
-    match catch_unwind(AssertUnwindSafe(|| P::decode(record))) {
-        Ok(Ok(payload)) => Ok(Delivery::new(payload, Arc::clone(record), identity.key, identity.r#type)),
-        Ok(Err(error)) => Err((Cause::Undecodable, chain(error.as_ref()))),
-        Err(panic) => Err((Cause::Panic, panic_message(panic.as_ref()))),
-    }
+    reporter.settled(ended.offset, ended.bytes);
+    queues.ended(ended.key.as_ref(), left)
 }

@@ -3,8 +3,9 @@
 //! | what was seen | then |
 //! |---|---|
 //! | fresh, duplicate, dead | on to the next record |
-//! | the handler says transient or unknown | wait by the consumer's policy; counted as an attempt |
-//! | the database or the dead-letter topic is away, in progress elsewhere | wait, up to 5 s at a time; counts for nothing |
+//! | the handler says transient or unknown | wait by the consumer's policy; an attempt is spent |
+//! | the handler says outage, the database or the dead-letter topic is away, in progress elsewhere | wait, up to 5 s at a time; no attempt is spent |
+//! | leased work whose attempts are spent | a dead letter, `exhausted` |
 //! | the handler says permanent, panicked, undecodable, conflict | a dead letter with that cause |
 
 use std::time::Duration;
@@ -50,8 +51,9 @@ pub(super) fn next(attempt: Result<Once, inbox::Error>, undecodable: Option<Caus
         Ok(Once::Failed(failure)) => {
             let error = failure.to_string();
             match failure {
-                // The rollback has settled what was unknown.
+                // The rollback has settled what was unknown; with a lease the next attempt asks.
                 Failure::Transient(_) | Failure::Unknown(_) => Next::Wait { reason: Reason::Handler, error },
+                Failure::Outage(_) => Next::Wait { reason: Reason::Outage, error },
                 Failure::Permanent(_) => {
                     Next::GiveUp { cause: undecodable.unwrap_or(Cause::Permanent), error }
                 }
@@ -61,6 +63,13 @@ pub(super) fn next(attempt: Result<Once, inbox::Error>, undecodable: Option<Caus
         Err(error @ inbox::Error::Fenced { .. }) => {
             Next::Wait { reason: Reason::Fenced, error: chain(&error) }
         }
+        // Begun, and what became of it is asked after by the next attempt.
+        Err(error @ inbox::Error::Lost { .. }) => {
+            Next::Wait { reason: Reason::InProgress, error: chain(&error) }
+        }
+        Err(error @ inbox::Error::Spent { .. }) => {
+            Next::GiveUp { cause: Cause::Exhausted, error: chain(&error) }
+        }
         Err(error) => Next::Wait { reason: Reason::Database, error: chain(&error) },
     }
 }
@@ -68,6 +77,7 @@ pub(super) fn next(attempt: Result<Once, inbox::Error>, undecodable: Option<Caus
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Reason {
     Handler,
+    Outage,
     Database,
     InProgress,
     Fenced,
@@ -75,15 +85,19 @@ pub(super) enum Reason {
 }
 
 impl Reason {
+    /// Whether it is about this record alone, which may therefore be set aside.
+    pub(super) fn is_the_records(self) -> bool {
+        matches!(self, Self::Handler | Self::InProgress)
+    }
+
     fn text(self) -> &'static str {
         match self {
-            Self::Handler => "the handler failed for the time being; the partition waits and tries again",
-            Self::Database => {
-                "the inbox database does not answer as it should; the partition waits and tries again"
-            }
-            Self::InProgress => "the message is in progress elsewhere; the partition waits for it",
-            Self::Fenced => "the handler ended its transaction itself; mend it: the partition waits",
-            Self::DeadLetter => "the dead letter cannot be written; the partition waits until it can be",
+            Self::Handler => "the handler failed for the time being; its key waits, and it is tried again",
+            Self::Outage => "the handler says that what it needs is away; everything waits",
+            Self::Database => "the inbox database does not answer as it should; it is tried again",
+            Self::InProgress => "the message is in progress elsewhere, or it cannot be told; its key waits",
+            Self::Fenced => "the handler ended its transaction itself; mend it: its key waits",
+            Self::DeadLetter => "the dead letter cannot be written; its key waits until it can be",
         }
     }
 }
@@ -126,7 +140,7 @@ impl Waits {
                 self.outage.reset();
                 self.handler.next_delay()
             }
-            Reason::Database | Reason::InProgress | Reason::Fenced | Reason::DeadLetter => {
+            Reason::Outage | Reason::Database | Reason::InProgress | Reason::Fenced | Reason::DeadLetter => {
                 self.outage.next_delay()
             }
         }
@@ -142,13 +156,14 @@ impl Waits {
         self.said.push(reason);
         match reason {
             Reason::DeadLetter | Reason::Fenced => Loud::Error,
-            Reason::Handler | Reason::Database | Reason::InProgress => Loud::Warn,
+            Reason::Handler | Reason::Outage | Reason::Database | Reason::InProgress => Loud::Warn,
         }
     }
 }
 
 /// The waits for what is not the message's fault: a database that is away, a dead-letter topic that takes nothing.
-const OUTAGE: Policy = Policy { base: Duration::from_millis(100), factor: 2.0, cap: Duration::from_secs(5) };
+pub(super) const OUTAGE: Policy =
+    Policy { base: Duration::from_millis(100), factor: 2.0, cap: Duration::from_secs(5) };
 
 /// Where a record stands, for the log.
 pub(super) struct Position<'a> {

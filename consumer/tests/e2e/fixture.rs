@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::io::Write;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
@@ -76,6 +76,11 @@ impl<'a> Send<'a> {
         let headers =
             vec![("ce_source", Some(&b"/test"[..])), ("ce_id", Some(id.as_bytes())), ("ce_type", Some(b"t"))];
         Self { key: Some(b"k"), payload: Some(payload.as_bytes()), headers, partition: 0, timestamp: None }
+    }
+
+    pub(crate) fn keyed(mut self, key: &'a str) -> Self {
+        self.key = Some(key.as_bytes());
+        self
     }
 
     pub(crate) fn to(mut self, partition: i32) -> Self {
@@ -191,6 +196,26 @@ impl World {
                 .await
                 .unwrap();
         rows.into_iter().map(|(key, state, cause, error)| (key, (state, cause, error))).collect()
+    }
+
+    /// Idempotency key, state and attempts of what was set aside, in order.
+    pub(crate) async fn parked(&self) -> Vec<(String, String, i32)> {
+        sqlx::query_as("SELECT idempotency_key, state, attempts FROM inbox.parked ORDER BY sequence")
+            .fetch_all(&self.pool)
+            .await
+            .unwrap()
+    }
+
+    /// Waits until those that are set aside and not settled are in these states, in order.
+    pub(crate) async fn eventually_parked(&self, expected: &[(&str, &str)]) {
+        eventually(&format!("{expected:?} is set aside"), || async {
+            let parked = self.parked().await;
+            let unsettled = parked.iter().filter(|(_, state, _)| state != "done");
+            let found: Vec<(&str, &str)> =
+                unsettled.map(|(key, state, _)| (key.as_str(), state.as_str())).collect();
+            if found == expected { Ok(()) } else { Err(format!("{parked:?}")) }
+        })
+        .await;
     }
 
     /// The group's committed offset.
@@ -345,21 +370,25 @@ impl Running {
 /// A handler that does what the payload says, and then writes its effect.
 ///
 /// `permanent`, `panic`; `flaky:N` (transient until attempt N); `gate` (waits for [`Probe::open`]);
-/// `transient` (for ever). Anything else just succeeds.
+/// `transient` (for ever); `sick` (transient until [`Probe::heal`]); `away` (an outage until then). Anything else just succeeds.
 #[derive(Clone)]
 pub(crate) struct Probe(Arc<ProbeState>);
 
 struct ProbeState {
     gate: Semaphore,
     entered: AtomicU64,
+    healed: AtomicBool,
     calls: Mutex<Vec<(String, u32)>>,
 }
 
 impl Probe {
     pub(crate) fn new() -> Self {
-        let state =
-            ProbeState { gate: Semaphore::new(0), entered: AtomicU64::new(0), calls: Mutex::new(Vec::new()) };
-        Self(Arc::new(state))
+        Self(Arc::new(ProbeState {
+            gate: Semaphore::new(0),
+            entered: AtomicU64::new(0),
+            healed: AtomicBool::new(false),
+            calls: Mutex::new(Vec::new()),
+        }))
     }
 
     /// Lets `count` gates through.
@@ -374,6 +403,16 @@ impl Probe {
             if entered >= count { Ok(()) } else { Err(format!("{entered}")) }
         })
         .await;
+    }
+
+    /// What was sick or away is well from now on.
+    pub(crate) fn heal(&self) {
+        self.0.healed.store(true, Ordering::SeqCst);
+    }
+
+    /// The attempts on one key.
+    pub(crate) fn attempts_on(&self, key: &str) -> Vec<u32> {
+        self.calls().into_iter().filter(|(called, _)| called == key).map(|(_, attempt)| attempt).collect()
     }
 
     /// Key and attempt of every call.
@@ -408,6 +447,10 @@ impl Handler for Probe {
             "permanent" => Verdict::permanent("the handler says no"),
             "panic" => panic!("the handler fell over"),
             "transient" => Verdict::transient("not yet"),
+            sick if sick.starts_with("sick") && !self.0.healed.load(Ordering::SeqCst) => {
+                Verdict::transient("not well yet")
+            }
+            "away" if !self.0.healed.load(Ordering::SeqCst) => Verdict::outage("the provider is away"),
             flaky if flaky.starts_with("flaky:") => {
                 let until: u32 = flaky["flaky:".len()..].parse().unwrap();
                 if delivery.attempt() < until { Verdict::transient("not yet") } else { Verdict::done() }

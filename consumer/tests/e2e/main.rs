@@ -9,11 +9,13 @@
     reason = "a helper of a test fails the test as the test itself would"
 )]
 
+mod breaker;
 mod failure;
 mod fixture;
 mod inbox;
 mod leased;
 mod outage;
+mod parked;
 mod proxy;
 mod rebalance;
 mod runtime;

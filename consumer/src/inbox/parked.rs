@@ -1,0 +1,313 @@
+//! Records set aside, so that offsets may move on: in order for each (topic, key), tried again under a lease of their own.
+//!
+//! `inbox.parked` is authoritative. The first of a key is `retrying`, those behind it are `blocked`; whoever ends the first
+//! makes the next one `retrying`. Adding to a key's queue and ending its first record exclude each other by a lock on the key
+//! that ends with the transaction, so that nothing is put behind a queue that has just become empty.
+//!
+//! *On failure.* A process that dies while it tries a record leaves a lease, which ends by the database's clock; the next take
+//! is the recovery. The record's effect and its row here end in two transactions: what dies between them is tried once more and
+//! found done by its inbox row.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use baton_protocol::dead_letter::Cause;
+use sqlx::{Postgres, Transaction};
+
+use super::session::Session;
+use super::statements::{Holder, STORABLE_MS, storable};
+use super::{Error, Inbox, Work};
+use crate::Record;
+
+/// How a record is set aside.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Place<'a> {
+    /// To be tried again, after so long; behind others of its key, when they are done.
+    Aside { error: &'a str, failed_for: Duration, delay: Duration },
+    /// Behind others of its key, if there are any.
+    Behind,
+    /// Given up, and its key held up behind it.
+    Dead { cause: Cause, error: &'a str, failed_for: Duration },
+}
+
+/// What became of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Parked {
+    /// Its row stands, now or since before.
+    Aside,
+    /// Nothing of its key waits (any more): handle it.
+    Free,
+    /// Somebody has settled the work meanwhile: claim it, and see.
+    Settled,
+}
+
+/// Whether a dead letter lets later messages of its key go on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum AfterDeadLetter {
+    /// They go on, and so overtake it. The default.
+    #[default]
+    Continue,
+    /// They wait, in order, until an operator has requeued or discarded it.
+    Block,
+}
+
+impl AfterDeadLetter {
+    fn blocks(self) -> bool {
+        self == Self::Block
+    }
+}
+
+/// A record that is this process's to try.
+#[derive(Debug)]
+pub(crate) struct Taken {
+    sequence: i64,
+    holder: Holder,
+    pub(crate) record: Arc<Record>,
+    /// Spent before.
+    pub(crate) attempts: u32,
+    pub(crate) failed_for: Duration,
+}
+
+/// How a try that settles a record ended.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum End<'a> {
+    Done,
+    Dead { cause: Cause, error: &'a str },
+}
+
+/// Whether what was to be written was the holder's to write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Written {
+    Yes,
+    /// Its lease ran out; somebody else has it, or will.
+    Fenced,
+}
+
+#[derive(sqlx::FromRow)]
+struct Row(i64, i64, String, i32, i64, Option<Vec<u8>>, Option<Vec<u8>>, String, Option<i64>, i32, i64);
+
+/// As they are stored: names, and values in base64.
+type StoredHeaders = Vec<(String, Option<String>)>;
+
+impl Inbox {
+    /// The keys of a topic that wait.
+    pub(crate) async fn parked_keys(
+        &self,
+        topic: &str,
+        after: AfterDeadLetter,
+    ) -> Result<Vec<Vec<u8>>, Error> {
+        sqlx::query_scalar(include_str!("../../queries/parked_keys.sql"))
+            .bind(&*self.consumer)
+            .bind(topic)
+            .bind(after.blocks())
+            .fetch_all(&self.pool)
+            .await
+            .map_err(Error::Parked)
+    }
+
+    /// Sets a record aside. `work.attempts` are spent.
+    pub(crate) async fn park(
+        &self,
+        work: &Work,
+        record: &Record,
+        place: Place<'_>,
+        after: AfterDeadLetter,
+    ) -> Result<Parked, Error> {
+        let headers: StoredHeaders = record
+            .headers()
+            .map(|(name, value)| (name.to_owned(), value.map(|value| STANDARD.encode(value))))
+            .collect();
+        let headers = serde_json::to_string(&headers)
+            .map_err(|error| Error::Parked(sqlx::Error::Encode(error.into())))?;
+        let (state, cause, error, failed_for, delay) = match place {
+            Place::Aside { error, failed_for, delay } => ("retrying", None, Some(error), failed_for, delay),
+            Place::Behind => ("blocked", None, None, Duration::ZERO, Duration::ZERO),
+            Place::Dead { cause, error, failed_for } => {
+                ("dead", Some(cause.as_str()), Some(error), failed_for, Duration::ZERO)
+            }
+        };
+        let attempts = if matches!(place, Place::Behind) { 0 } else { work.attempts_column() };
+        let mut session = Session::acquire(&self.pool).await.map_err(Error::Parked)?;
+        let mut tx = session.begin_plainly(&self.begin).await.map_err(Error::Parked)?;
+        self.lock_key(&mut tx, record.topic(), record.key()).await?;
+        let (is_behind, is_settled): (bool, bool) =
+            sqlx::query_as(include_str!("../../queries/parked_insert.sql"))
+                .bind(&*self.consumer)
+                .bind(record.topic())
+                .bind(record.partition())
+                .bind(record.offset())
+                .bind(record.key())
+                .bind(record.payload().map(AsRef::<[u8]>::as_ref))
+                .bind(headers)
+                .bind(record.timestamp_ms().filter(|ms| STORABLE_MS.contains(ms)))
+                .bind(&work.scope)
+                .bind(&work.key)
+                .bind(attempts)
+                .bind(state)
+                .bind(cause)
+                .bind(error.map(storable))
+                .bind(milliseconds(failed_for))
+                .bind(milliseconds(delay))
+                .bind(after.blocks())
+                .fetch_one(&mut *tx)
+                .await
+                .map_err(Error::Parked)?;
+        tx.commit().await.map_err(Error::Parked)?;
+        session.ended(Ok(()));
+        Ok(match place {
+            Place::Behind if !is_behind => Parked::Free,
+            Place::Aside { .. } if is_settled => Parked::Settled,
+            _ => Parked::Aside,
+        })
+    }
+
+    /// Takes records that are due, at most `limit`.
+    pub(crate) async fn take_parked(&self, topics: &[String], limit: i64) -> Result<Vec<Taken>, Error> {
+        let mut session = Session::acquire(&self.pool).await.map_err(Error::Parked)?;
+        let mut tx = session.begin_plainly(&self.begin).await.map_err(Error::Parked)?;
+        let rows: Vec<Row> = sqlx::query_as(include_str!("../../queries/parked_take.sql"))
+            .bind(&*self.consumer)
+            .bind(topics)
+            .bind(&*self.owner)
+            .bind(self.ttl_ms())
+            .bind(limit)
+            .fetch_all(&mut *tx)
+            .await
+            .map_err(Error::Parked)?;
+        tx.commit().await.map_err(Error::Parked)?;
+        session.ended(Ok(()));
+        rows.into_iter().map(|row| taken(row, &self.owner).map_err(Error::Parked)).collect()
+    }
+
+    /// Gives a record back, to be tried again after `delay`. `attempts` are spent in all.
+    pub(crate) async fn postpone(
+        &self,
+        taken: &Taken,
+        attempts: u32,
+        error: &str,
+        delay: Duration,
+    ) -> Result<Written, Error> {
+        let mut session = Session::acquire(&self.pool).await.map_err(Error::Parked)?;
+        let mut tx = session.begin_plainly(&self.begin).await.map_err(Error::Parked)?;
+        let changed = sqlx::query(include_str!("../../queries/parked_postpone.sql"))
+            .bind(taken.sequence)
+            .bind(&taken.holder.owner)
+            .bind(taken.holder.generation)
+            .bind(i32::try_from(attempts).unwrap_or(i32::MAX))
+            .bind(storable(error))
+            .bind(milliseconds(delay))
+            .execute(&mut *tx)
+            .await
+            .map_err(Error::Parked)?
+            .rows_affected();
+        tx.commit().await.map_err(Error::Parked)?;
+        session.ended(Ok(()));
+        Ok(if changed == 1 { Written::Yes } else { Written::Fenced })
+    }
+
+    /// Ends a record, and lets the next one of its key be tried. `attempts` are spent in all.
+    pub(crate) async fn end_parked(
+        &self,
+        taken: &Taken,
+        end: End<'_>,
+        attempts: u32,
+        after: AfterDeadLetter,
+    ) -> Result<Written, Error> {
+        let (state, cause, error) = match end {
+            End::Done => ("done", None, None),
+            End::Dead { cause, error } => ("dead", Some(cause.as_str()), Some(storable(error))),
+        };
+        let (topic, key) = (taken.record.topic(), taken.record.key());
+        let mut session = Session::acquire(&self.pool).await.map_err(Error::Parked)?;
+        let mut tx = session.begin_plainly(&self.begin).await.map_err(Error::Parked)?;
+        self.lock_key(&mut tx, topic, key).await?;
+        let changed = sqlx::query(include_str!("../../queries/parked_end.sql"))
+            .bind(taken.sequence)
+            .bind(&taken.holder.owner)
+            .bind(taken.holder.generation)
+            .bind(state)
+            .bind(i32::try_from(attempts).unwrap_or(i32::MAX))
+            .bind(cause)
+            .bind(error)
+            .execute(&mut *tx)
+            .await
+            .map_err(Error::Parked)?
+            .rows_affected();
+        if changed == 1 && key.is_some() {
+            sqlx::query(include_str!("../../queries/parked_unblock.sql"))
+                .bind(&*self.consumer)
+                .bind(topic)
+                .bind(key)
+                .bind(after.blocks())
+                .execute(&mut *tx)
+                .await
+                .map_err(Error::Parked)?;
+        }
+        tx.commit().await.map_err(Error::Parked)?;
+        session.ended(Ok(()));
+        Ok(if changed == 1 { Written::Yes } else { Written::Fenced })
+    }
+
+    async fn lock_key(
+        &self,
+        tx: &mut Transaction<'_, Postgres>,
+        topic: &str,
+        key: Option<&[u8]>,
+    ) -> Result<(), Error> {
+        let Some(key) = key else { return Ok(()) };
+        sqlx::query(include_str!("../../queries/parked_lock.sql"))
+            .bind(&*self.consumer)
+            .bind(topic)
+            .bind(key)
+            .execute(&mut **tx)
+            .await
+            .map(drop)
+            .map_err(Error::Parked)
+    }
+}
+
+fn taken(row: Row, owner: &str) -> Result<Taken, sqlx::Error> {
+    let Row(
+        sequence,
+        generation,
+        topic,
+        partition,
+        offset,
+        key,
+        payload,
+        headers,
+        timestamp_ms,
+        attempts,
+        failed_ms,
+    ) = row;
+    let stored: StoredHeaders =
+        serde_json::from_str(&headers).map_err(|error| sqlx::Error::Decode(error.into()))?;
+    let mut headers = Vec::with_capacity(stored.len());
+    for (name, value) in stored {
+        let value = value.map(|value| STANDARD.decode(value)).transpose();
+        headers.push((name, value.map_err(|error| sqlx::Error::Decode(error.into()))?));
+    }
+    let record = Record::restored(
+        topic.into(),
+        partition,
+        offset,
+        timestamp_ms,
+        key.map(Into::into),
+        payload.map(Into::into),
+        &headers,
+    );
+    Ok(Taken {
+        sequence,
+        holder: Holder { owner: owner.to_owned(), generation },
+        record: Arc::new(record),
+        attempts: u32::try_from(attempts).unwrap_or_default(),
+        failed_for: Duration::from_millis(u64::try_from(failed_ms).unwrap_or_default()),
+    })
+}
+
+fn milliseconds(span: Duration) -> i64 {
+    i64::try_from(span.as_millis()).unwrap_or(i64::MAX)
+}

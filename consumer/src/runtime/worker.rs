@@ -1,0 +1,421 @@
+//! One record, until it is settled: applied, found applied, dead-lettered, or set aside in order.
+//!
+//! ```text
+//!            ┌─ no identity ─────────────────────────────────────────────────────────┐
+//! record ────┼─ earlier ones of its key are set aside ─▶ behind them ─▶ settled      ▼
+//!            └─ breaker ▶ inbox: claim ─┬─ fresh, duplicate, dead ─▶ settled    dead letter, acknowledged
+//!                  ▲                    ├─ transient, unknown ─▶ wait, again         │
+//!                  │                    │    └─ for long ─▶ set aside ─▶ settled     ▼
+//!                  │                    ├─ outage, database away ─▶ wait, again   marked as dead (not a conflict: the
+//!                  └────────────────────┘                                            │ row is the other payload's)
+//!                                       └─ permanent, panic, undecodable,            ▼
+//!                                          conflict, attempts spent ─▶            settled
+//! ```
+//!
+//! Nothing is skipped: whatever cannot be done waits, with its key, in memory at first and then in `inbox.parked`, from where
+//! [`retrier`](super::retrier) tries it again. An outage of the database, of the dead-letter topic or of what handlers need
+//! spends nothing and gives nothing up. Between attempts a record is abandoned when the lane is asked to stop; within one it is
+//! not, because a transaction is never raced.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use baton_protocol::dead_letter::{self, Cause, Letter};
+use baton_protocol::envelope::{Identity, identity};
+use baton_protocol::fingerprint::Fingerprint;
+use baton_protocol::report::chain;
+use baton_protocol::retry::Policy;
+use tokio::sync::{Notify, Semaphore};
+use tokio::time::Instant;
+
+use super::breaker::{Breaker, Streak, Ticket};
+use super::lane::{Rest, Stop};
+use super::next::{Met, Next, Position, Reason, Waits, next};
+use super::queues::Way;
+use crate::apply::{Apply, Decoded};
+use crate::dead_letter::DeadLetters;
+use crate::inbox::{
+    AfterDeadLetter, Buried, Inbox, Once, Origin, Parked, Place, SCOPE_LIMIT, Work, panic_message,
+};
+use crate::{Decode, Delivery, Failure, Record, Scope};
+
+/// What a consumer was told about attempts.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Terms {
+    /// Records of one partition that are handled at once.
+    pub(crate) concurrency: usize,
+    /// Attempts on one record in all.
+    pub(crate) attempts: u32,
+    /// How long a record that fails waits in memory before it is set aside.
+    pub(crate) park_after: Duration,
+    pub(crate) after_dead_letter: AfterDeadLetter,
+}
+
+/// What all lanes of a consumer share.
+pub(crate) struct Worker<A> {
+    pub(crate) consumer: String,
+    pub(crate) apply: A,
+    pub(crate) inbox: Inbox,
+    pub(crate) scope: Scope,
+    pub(crate) retry: Policy,
+    pub(crate) terms: Terms,
+    pub(crate) letters: Arc<DeadLetters>,
+    pub(crate) breaker: Arc<Breaker>,
+    /// Something was set aside.
+    pub(crate) set_aside: Notify,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Progress {
+    Settled,
+    /// Set aside, and its key with it.
+    Aside,
+    /// Asked to stop before it was settled; the next owner reads it again.
+    Abandoned,
+}
+
+/// What one attempt came to.
+pub(super) enum Tried {
+    Settled(Met),
+    /// It failed for the time being, and an attempt is spent, unless its streak was an outage's.
+    Failed {
+        error: String,
+        streak: Streak,
+    },
+    /// It may be tried again, and no attempt is spent.
+    Again {
+        reason: Reason,
+        error: String,
+    },
+    GiveUp {
+        cause: Cause,
+        error: String,
+    },
+}
+
+impl<A: Apply> Worker<A> {
+    /// A record whose turn it is. It holds one of `permits` only while it is tried.
+    pub(super) async fn settle(
+        &self,
+        record: Arc<Record>,
+        way: Way,
+        permits: &Semaphore,
+        stop: &mut Stop,
+    ) -> Progress {
+        let (work, identity) = match identify(&record, &self.scope) {
+            Ok(identified) => identified,
+            Err(error) => {
+                let death = Death {
+                    record,
+                    work: None,
+                    cause: Cause::NoIdentity,
+                    error,
+                    attempts: 1,
+                    failed_since: Instant::now(),
+                };
+                // Whatever waits of its key still does.
+                let left = if way == Way::Behind { Progress::Aside } else { Progress::Settled };
+                return match self.give_up(&death, stop).await {
+                    Progress::Settled => left,
+                    other => other,
+                };
+            }
+        };
+        if way == Way::Behind {
+            match self.set_aside(&record, &work, Place::Behind, stop).await {
+                Some(Parked::Aside) => return Progress::Aside,
+                Some(Parked::Free | Parked::Settled) => {}
+                None => return Progress::Abandoned,
+            }
+        }
+        self.apply(record, work, identity, permits, stop).await
+    }
+
+    async fn apply(
+        &self,
+        record: Arc<Record>,
+        mut work: Work,
+        identity: Identity,
+        permits: &Semaphore,
+        stop: &mut Stop,
+    ) -> Progress {
+        let mut decoded = decode::<A::Payload>(&record, identity);
+        let mut waits = Waits::new(&self.retry);
+        let mut since: Option<Instant> = None;
+        let mut failures: Vec<Streak> = Vec::new();
+        loop {
+            let Some(permit) = stop.unless(permits.acquire()).await else { return Progress::Abandoned };
+            let Some(ticket) = stop.unless(self.breaker.admit()).await else { return Progress::Abandoned };
+            // Only now it shows which failures were an outage's.
+            work.attempts = self.spent(&failures).saturating_add(1);
+            let tried = self.attempt(ticket, &record, &work, &mut decoded).await;
+            drop(permit);
+            let at = Position { record: &record, key: Some(&work.key) };
+            let (reason, error) = match tried {
+                Tried::Settled(met) => {
+                    tracing::debug!(%at, ?met, "settled");
+                    return Progress::Settled;
+                }
+                Tried::GiveUp { cause, error } => {
+                    return self.die(record, work, cause, error, since, stop).await;
+                }
+                Tried::Again { reason, error } => (reason, error),
+                Tried::Failed { error, streak } => {
+                    failures.push(streak);
+                    (Reason::Handler, error)
+                }
+            };
+            let first = *since.get_or_insert_with(Instant::now);
+            let delay = waits.wait(&at, reason, &error);
+            let is_last = self.spent(&failures) >= self.terms.attempts;
+            if !reason.is_the_records() || !(is_last || first.elapsed() + delay > self.terms.park_after) {
+                if stop.sleep(delay).await == Rest::Stopped {
+                    return Progress::Abandoned;
+                }
+                continue;
+            }
+            // What follows cannot be taken back: was it an outage?
+            if let Some(last) = failures.last() {
+                match stop.unless(self.breaker.settled(*last)).await {
+                    None => return Progress::Abandoned,
+                    Some(true) => {
+                        since = None;
+                        waits = Waits::new(&self.retry);
+                        continue;
+                    }
+                    Some(false) => {}
+                }
+            }
+            work.attempts = self.spent(&failures);
+            if work.attempts >= self.terms.attempts {
+                return self.die(record, work, Cause::Exhausted, error, since, stop).await;
+            }
+            let place = Place::Aside { error: &error, failed_for: first.elapsed(), delay };
+            match self.set_aside(&record, &work, place, stop).await {
+                Some(Parked::Aside) => {
+                    tracing::warn!(%at, error, attempts = work.attempts, "set aside with its key; others go on");
+                    self.set_aside.notify_one();
+                    return Progress::Aside;
+                }
+                Some(Parked::Free | Parked::Settled) => {}
+                None => return Progress::Abandoned,
+            }
+        }
+    }
+
+    /// How many attempts failed that were not an outage's.
+    fn spent(&self, failures: &[Streak]) -> u32 {
+        let own = failures.iter().filter(|streak| !self.breaker.is_outage(**streak)).count();
+        u32::try_from(own).unwrap_or(u32::MAX)
+    }
+
+    /// One attempt, which the breaker lets through.
+    pub(super) async fn attempt(
+        &self,
+        ticket: Ticket,
+        record: &Record,
+        work: &Work,
+        decoded: &mut Decoded<A::Payload>,
+    ) -> Tried {
+        if let Ok(delivery) = decoded {
+            delivery.set_attempt(work.attempts);
+        }
+        let attempt = self.apply.attempt(&self.inbox, work, decoded).await;
+        if matches!(attempt, Ok(Once::Fresh(_))) {
+            ticket.succeeded();
+            return Tried::Settled(Met::Fresh);
+        }
+        let is_outage = matches!(attempt, Ok(Once::Failed(Failure::Outage(_))));
+        let undecodable = decoded.as_ref().err().map(|(cause, _)| *cause);
+        match next(attempt, undecodable) {
+            Next::Advance(met) => Tried::Settled(met),
+            Next::Wait { reason, error } if is_outage => {
+                ticket.outage(hash(record), &error);
+                Tried::Again { reason, error }
+            }
+            Next::Wait { reason: Reason::Handler, error } => {
+                let streak = ticket.failed(hash(record), &error);
+                Tried::Failed { error, streak }
+            }
+            Next::Wait { reason, error } => Tried::Again { reason, error },
+            Next::GiveUp { cause, error } => Tried::GiveUp { cause, error },
+        }
+    }
+
+    /// Sets a record aside, for as long as it takes. Nothing: a stop was asked for.
+    async fn set_aside(
+        &self,
+        record: &Record,
+        work: &Work,
+        place: Place<'_>,
+        stop: &mut Stop,
+    ) -> Option<Parked> {
+        let mut waits = Waits::new(&self.retry);
+        loop {
+            match self.inbox.park(work, record, place, self.terms.after_dead_letter).await {
+                Ok(parked) => return Some(parked),
+                Err(error) => {
+                    let at = Position { record, key: Some(&work.key) };
+                    if stop.sleep(waits.wait(&at, Reason::Database, &chain(&error))).await == Rest::Stopped {
+                        return None;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Gives a record up, and holds its key up where that was asked for.
+    async fn die(
+        &self,
+        record: Arc<Record>,
+        work: Work,
+        cause: Cause,
+        error: String,
+        since: Option<Instant>,
+        stop: &mut Stop,
+    ) -> Progress {
+        let failed_since = since.unwrap_or_else(Instant::now);
+        let death = Death::of(&record, &work, cause, error, failed_since);
+        let progress = self.give_up(&death, stop).await;
+        if progress != Progress::Settled || self.terms.after_dead_letter == AfterDeadLetter::Continue {
+            return progress;
+        }
+        let place = Place::Dead { cause, error: &death.error, failed_for: failed_since.elapsed() };
+        match self.set_aside(&record, &work, place, stop).await {
+            Some(_) => Progress::Aside,
+            None => Progress::Abandoned,
+        }
+    }
+
+    /// Dead letter first, acknowledged; then the mark. Both for as long as it takes.
+    pub(super) async fn give_up(&self, death: &Death, stop: &mut Stop) -> Progress {
+        let topic = dead_letter::topic(death.record.topic(), &self.consumer);
+        let at = death.position();
+        let mut waits = Waits::new(&self.retry);
+        while let Err((reason, error)) = self.write_letter(&topic, death).await {
+            if stop.sleep(waits.wait(&at, reason, &error)).await == Rest::Stopped {
+                return Progress::Abandoned;
+            }
+        }
+        tracing::warn!(%at, cause = %death.cause, error = %death.error, %topic, "dead letter written");
+        let Some(work) = &death.work else { return Progress::Settled };
+        loop {
+            match self.inbox.bury(work, death.cause, &death.error).await {
+                Ok(Buried::Now) => return Progress::Settled,
+                Ok(Buried::SettledBefore) => {
+                    tracing::warn!(%at, "settled by somebody else meanwhile; its dead letter is one too many");
+                    return Progress::Settled;
+                }
+                Err(error) => {
+                    if stop.sleep(waits.wait(&at, Reason::Database, &chain(&error))).await == Rest::Stopped {
+                        return Progress::Abandoned;
+                    }
+                }
+            }
+        }
+    }
+
+    async fn write_letter(&self, topic: &str, death: &Death) -> Result<(), (Reason, String)> {
+        let failed_at = self.inbox.now().await.map_err(|error| (Reason::Database, chain(&error)))?;
+        let ago = death.failed_since.elapsed();
+        let record = &death.record;
+        let letter = Letter {
+            cause: death.cause,
+            error: &death.error,
+            attempts: death.attempts,
+            original_topic: record.topic(),
+            original_partition: record.partition(),
+            original_offset: record.offset(),
+            original_timestamp_ms: record.timestamp_ms(),
+            consumer: &self.consumer,
+            first_failed_at: failed_at.checked_sub(ago.try_into().unwrap_or_default()).unwrap_or(failed_at),
+            failed_at,
+        };
+        self.letters.write(topic, record, &letter).await.map_err(|error| (Reason::DeadLetter, chain(&error)))
+    }
+}
+
+/// A record that nobody can apply.
+pub(super) struct Death {
+    record: Arc<Record>,
+    /// None where there is no row to mark.
+    work: Option<Work>,
+    cause: Cause,
+    pub(super) error: String,
+    attempts: u32,
+    failed_since: Instant,
+}
+
+impl Death {
+    pub(super) fn of(
+        record: &Arc<Record>,
+        work: &Work,
+        cause: Cause,
+        error: String,
+        failed_since: Instant,
+    ) -> Self {
+        Self {
+            record: Arc::clone(record),
+            // The row of a conflict belongs to the payload that came first.
+            work: (cause != Cause::Conflict).then(|| work.clone()),
+            cause,
+            error,
+            attempts: work.attempts,
+            failed_since,
+        }
+    }
+
+    fn position(&self) -> Position<'_> {
+        Position { record: &self.record, key: self.work.as_ref().map(|work| work.key.as_str()) }
+    }
+}
+
+/// What the record is deduplicated by, or why it cannot be.
+pub(super) fn identify(record: &Record, scope: &Scope) -> Result<(Work, Identity), String> {
+    if !record.headers_are_text() {
+        return Err("a header's name is not UTF-8, so the record's identity cannot be read".to_owned());
+    }
+    let identity = identity(record.headers()).ok_or_else(|| {
+        "no usable idempotency-key, no ce_source with ce_id and no id among its headers".to_owned()
+    })?;
+    let scope = scope.of(record.topic(), identity.r#type.as_deref());
+    if scope.len() > SCOPE_LIMIT {
+        return Err(format!(
+            "its scope has {} bytes, from a long type; the inbox keeps {SCOPE_LIMIT}",
+            scope.len()
+        ));
+    }
+    let work = Work {
+        scope,
+        key: identity.key.clone(),
+        fingerprint: Fingerprint::exact(record.payload().map(AsRef::as_ref)),
+        attempts: 1,
+        origin: Some(Origin {
+            topic: record.topic().to_owned(),
+            partition: record.partition(),
+            offset: record.offset(),
+            timestamp_ms: record.timestamp_ms(),
+        }),
+    };
+    Ok((work, identity))
+}
+
+pub(super) fn decode<P: Decode>(record: &Arc<Record>, identity: Identity) -> Decoded<P> {
+    match catch_unwind(AssertUnwindSafe(|| P::decode(record))) {
+        Ok(Ok(payload)) => Ok(Delivery::new(payload, Arc::clone(record), identity.key, identity.r#type)),
+        Ok(Err(error)) => Err((Cause::Undecodable, chain(error.as_ref()))),
+        Err(panic) => Err((Cause::Panic, panic_message(panic.as_ref()))),
+    }
+}
+
+/// Tells keys apart for the breaker; records without one are each their own.
+fn hash(record: &Record) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    match record.key() {
+        Some(key) => key.hash(&mut hasher),
+        None => (record.partition(), record.offset()).hash(&mut hasher),
+    }
+    hasher.finish()
+}
