@@ -385,6 +385,10 @@ impl Inbox {
         Ok(buried)
     }
 
+    pub(crate) fn ttl(&self) -> Duration {
+        self.lease_ttl
+    }
+
     fn ttl_ms(&self) -> i64 {
         i64::try_from(self.lease_ttl.as_millis()).unwrap_or(i64::MAX)
     }

@@ -26,8 +26,6 @@ use tokio::time::Instant;
 
 /// The waits between probes: their cap bounds how late the end of an outage is noticed.
 const PROBES: Policy = Policy { base: Duration::from_millis(250), factor: 2.0, cap: Duration::from_secs(4) };
-/// How long a failure waits for its streak to show whether it was an outage's.
-const DOUBT: Duration = Duration::from_secs(1);
 /// How many streaks that were outages are remembered: each outlives the attempts that failed in it.
 const REMEMBERED: usize = 64;
 
@@ -209,8 +207,8 @@ impl Breaker {
         self.state().is_outage(streak)
     }
 
-    /// Waits until it shows whether a failure of that streak was an outage's, but not for long: true if it was.
-    pub(crate) async fn settled(&self, streak: Streak) -> bool {
+    /// Waits until it shows whether a failure of that streak was an outage's, but not for longer than `doubt`: true if it was.
+    pub(crate) async fn settled(&self, streak: Streak, doubt: Duration) -> bool {
         let mut changed = self.changed.subscribe();
         let shown = async {
             loop {
@@ -225,7 +223,7 @@ impl Breaker {
                 }
             }
         };
-        let _ = tokio::time::timeout(DOUBT, shown).await;
+        let _ = tokio::time::timeout(doubt, shown).await;
         self.is_outage(streak)
     }
 

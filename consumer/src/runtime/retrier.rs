@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use super::lane::Stop;
 use super::next::{OUTAGE, Position};
-use super::worker::{Death, Progress, Tried, Worker, decode, identify};
+use super::worker::{DOUBT, Death, Progress, Tried, Worker, decode, identify};
 use crate::apply::Apply;
 use crate::inbox::{End, Error, Taken, Work, Written};
 
@@ -88,13 +88,17 @@ impl<A: Apply> Worker<A> {
                 tracing::info!(%at, ?met, attempts = work.attempts, "a record that was set aside is settled");
                 self.end(&taken, End::Done, work.attempts).await
             }
-            Tried::GiveUp { cause, error } => self.bury_parked(&taken, work, cause, error, &mut stop).await,
+            Tried::GiveUp { cause, error, attempts } => {
+                work.attempts = attempts;
+                self.bury_parked(&taken, work, cause, error, &mut stop).await
+            }
             Tried::Again { reason, error } => {
                 tracing::debug!(%at, error, ?reason, "a record that was set aside waits on");
                 self.give_back(&taken, taken.attempts, &error, OUTAGE.delay(3)).await
             }
             Tried::Failed { error, streak } => {
-                if self.breaker.settled(streak).await {
+                // Its lease goes on meanwhile.
+                if self.breaker.settled(streak, DOUBT.min(self.inbox.ttl() / 4)).await {
                     return self.give_back(&taken, taken.attempts, &error, LOOK_EVERY).await;
                 }
                 if work.attempts >= self.terms.attempts {

@@ -37,9 +37,12 @@ use super::queues::Way;
 use crate::apply::{Apply, Decoded};
 use crate::dead_letter::DeadLetters;
 use crate::inbox::{
-    AfterDeadLetter, Buried, Inbox, Once, Origin, Parked, Place, SCOPE_LIMIT, Work, panic_message,
+    AfterDeadLetter, Buried, Error, Inbox, Once, Origin, Parked, Place, SCOPE_LIMIT, Work, panic_message,
 };
 use crate::{Decode, Delivery, Failure, Record, Scope};
+
+/// How long a failure waits for its streak to show whether it was an outage's.
+pub(super) const DOUBT: Duration = Duration::from_secs(1);
 
 /// What a consumer was told about attempts.
 #[derive(Debug, Clone, Copy)]
@@ -92,6 +95,7 @@ pub(super) enum Tried {
     GiveUp {
         cause: Cause,
         error: String,
+        attempts: u32,
     },
 }
 
@@ -158,7 +162,8 @@ impl<A: Apply> Worker<A> {
                     tracing::debug!(%at, ?met, "settled");
                     return Progress::Settled;
                 }
-                Tried::GiveUp { cause, error } => {
+                Tried::GiveUp { cause, error, attempts } => {
+                    work.attempts = attempts;
                     return self.die(record, work, cause, error, since, stop).await;
                 }
                 Tried::Again { reason, error } => (reason, error),
@@ -178,7 +183,7 @@ impl<A: Apply> Worker<A> {
             }
             // What follows cannot be taken back: was it an outage?
             if let Some(last) = failures.last() {
-                match stop.unless(self.breaker.settled(*last)).await {
+                match stop.unless(self.breaker.settled(*last, DOUBT)).await {
                     None => return Progress::Abandoned,
                     Some(true) => {
                         since = None;
@@ -227,6 +232,11 @@ impl<A: Apply> Worker<A> {
             ticket.succeeded();
             return Tried::Settled(Met::Fresh);
         }
+        // A lease knows of attempts that other processes made.
+        let attempts = match &attempt {
+            Err(Error::Spent { attempts, .. }) => *attempts,
+            _ => work.attempts,
+        };
         let is_outage = matches!(attempt, Ok(Once::Failed(Failure::Outage(_))));
         let undecodable = decoded.as_ref().err().map(|(cause, _)| *cause);
         match next(attempt, undecodable) {
@@ -240,7 +250,7 @@ impl<A: Apply> Worker<A> {
                 Tried::Failed { error, streak }
             }
             Next::Wait { reason, error } => Tried::Again { reason, error },
-            Next::GiveUp { cause, error } => Tried::GiveUp { cause, error },
+            Next::GiveUp { cause, error } => Tried::GiveUp { cause, error, attempts },
         }
     }
 

@@ -14,6 +14,7 @@ mod failure;
 mod fixture;
 mod inbox;
 mod leased;
+mod leased_runtime;
 mod outage;
 mod parked;
 mod proxy;
