@@ -13,7 +13,7 @@ use sqlx::PgPool;
 use crate::dead_letter::DeadLetters;
 use crate::runtime::budget::Limits;
 use crate::runtime::lane::{Inlet, Spawn, Worker};
-use crate::{Consumer, DeadLetterTopics, Handler, Inbox, Kafka, Scope, inbox};
+use crate::{Consumer, DeadLetterTopics, Fingerprints, Handler, Inbox, Kafka, Scope, inbox};
 
 /// What cannot be built, and what to do.
 #[derive(Debug, thiserror::Error)]
@@ -92,6 +92,14 @@ pub enum Error {
         /// Its length.
         bytes: usize,
     },
+    /// A header that a dead letter replaces is no part of what a message means.
+    #[error(
+        "header {header:?} cannot be part of the fingerprint: a dead letter carries another value, and would be a conflict when it is replayed"
+    )]
+    Fingerprint {
+        /// The header's name.
+        header: String,
+    },
 }
 
 /// Makes the lanes' task, once the producer of dead letters is there.
@@ -106,6 +114,7 @@ pub struct Builder {
     group: Option<String>,
     retry: Policy,
     scope: Scope,
+    fingerprints: Fingerprints,
     own_topics: DeadLetterTopics,
     drain_deadline: Duration,
     stall: Duration,
@@ -122,6 +131,7 @@ impl Builder {
             group: None,
             retry: Policy::default(),
             scope: Scope::default(),
+            fingerprints: Fingerprints::default(),
             own_topics: DeadLetterTopics::default(),
             drain_deadline: Duration::from_secs(20),
             stall: Inbox::DEFAULT_STALL,
@@ -155,6 +165,24 @@ impl Builder {
     #[must_use]
     pub fn scope(mut self, scope: Scope) -> Self {
         self.scope = scope;
+        self
+    }
+
+    /// What of a record is compared when its idempotency key is met again. Default: the exact bytes of its payload.
+    ///
+    /// ```no_run
+    /// # use baton_consumer::{Builder, Compare, Fingerprints};
+    /// # fn example(builder: Builder) -> Builder {
+    /// builder.fingerprint(Compare::CanonicalJson)
+    /// # }
+    /// # fn other(builder: Builder) -> Builder {
+    /// # builder
+    ///     .fingerprint(Fingerprints::of(Compare::ExactBytes).with_headers(["tenant"]))
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn fingerprint(mut self, fingerprints: impl Into<Fingerprints>) -> Self {
+        self.fingerprints = fingerprints.into();
         self
     }
 
@@ -207,8 +235,9 @@ impl Builder {
     #[must_use]
     pub fn transactional<H: Handler>(self, handler: H) -> WithHandler {
         let (consumer, scope, retry) = (self.name.clone(), self.scope.clone(), self.retry);
+        let fingerprints = self.fingerprints.clone();
         let factory = Box::new(move |inbox, letters| {
-            let worker = Arc::new(Worker { consumer, handler, inbox, scope, retry, letters });
+            let worker = Arc::new(Worker { consumer, handler, inbox, scope, fingerprints, retry, letters });
             let spawn: Spawn = Arc::new(move |inlet: Inlet| {
                 let worker = Arc::clone(&worker);
                 Box::pin(async move { worker.run(inlet).await })
@@ -241,6 +270,7 @@ impl WithHandler {
             group,
             retry,
             scope,
+            fingerprints,
             own_topics,
             drain_deadline,
             stall,
@@ -266,6 +296,9 @@ impl WithHandler {
             && (text.len() > inbox::SCOPE_LIMIT || text.contains('\0'))
         {
             return Err(Error::Scope { bytes: text.len() });
+        }
+        if let Some(header) = fingerprints.unsteady_header() {
+            return Err(Error::Fingerprint { header: header.to_owned() });
         }
         let interval = poll_interval(&kafka);
         if drain_deadline >= interval {
@@ -340,6 +373,10 @@ mod tests {
         assert!(matches!(
             build(|builder| builder.scope(Scope::Fixed("s".repeat(1281)))),
             Err(Error::Scope { bytes: 1281 })
+        ));
+        assert!(matches!(
+            build(|builder| builder.fingerprint(Fingerprints::default().with_headers(["dlt-cause"]))),
+            Err(Error::Fingerprint { header }) if header == "dlt-cause"
         ));
         assert!(matches!(
             build(|mut builder| {

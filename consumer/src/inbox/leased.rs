@@ -256,7 +256,7 @@ impl Inbox {
         R: Reconcile,
         A: AsyncFnOnce(&mut Lease<'_>) -> Verdict,
     {
-        let work = Work::brought(scope, key, payload)?;
+        let work = Work::brought(scope, key, payload, self.compare)?;
         let Leased { holder, run_before } = match self.claim_leased(&work).await? {
             Ok(leased) => leased,
             Err(once) => return Ok(once),

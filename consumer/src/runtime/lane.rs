@@ -7,8 +7,8 @@
 //!                             ├─ transient, unknown ─▶ wait, again         │
 //!                             ├─ in progress elsewhere, database away      ▼
 //!                             │    ─▶ wait, again                      marked as dead (not a conflict: the row is
-//!                             └─ permanent, panic, undecodable,            │         the other payload's)
-//!                                conflict ─────────────────────────────▶   ▼
+//!                             └─ permanent, panic, undecodable, of an      │         the other payload's)
+//!                                unknown type, conflict ───────────────▶   ▼
 //!                                                                       settled
 //! ```
 //!
@@ -16,14 +16,12 @@
 //! the dead-letter topic spends nothing and gives nothing up. Between attempts a lane that is asked to stop abandons its
 //! record; within one it does not, because a transaction is never raced.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use baton_protocol::dead_letter::{self, Cause, Letter};
 use baton_protocol::envelope::{Identity, identity};
-use baton_protocol::fingerprint::Fingerprint;
 use baton_protocol::report::chain;
 use baton_protocol::retry::Policy;
 use futures_util::future::BoxFuture;
@@ -33,8 +31,8 @@ use tokio::time::Instant;
 use super::LaneId;
 use super::next::{Next, Position, Reason, Waits, next};
 use crate::dead_letter::DeadLetters;
-use crate::inbox::{Buried, Inbox, Origin, SCOPE_LIMIT, Work, panic_message};
-use crate::{Decode, Delivery, Handler, Record, Scope, Verdict};
+use crate::inbox::{Buried, Inbox, Origin, SCOPE_LIMIT, Work};
+use crate::{Delivery, Failure, Fingerprints, Handler, Record, Scope};
 
 /// Starts a lane: what turns an inlet into the task's future.
 pub(crate) type Spawn = Arc<dyn Fn(Inlet) -> BoxFuture<'static, ()> + Send + Sync>;
@@ -112,6 +110,7 @@ pub(crate) struct Worker<H> {
     pub(crate) handler: H,
     pub(crate) inbox: Inbox,
     pub(crate) scope: Scope,
+    pub(crate) fingerprints: Fingerprints,
     pub(crate) retry: Policy,
     pub(crate) letters: Arc<DeadLetters>,
 }
@@ -136,8 +135,8 @@ impl<H: Handler> Worker<H> {
 
     async fn settle(&self, record: Arc<Record>, stop: &mut Stop) -> Progress {
         let started = Instant::now();
-        match identify(&record, &self.scope) {
-            Ok((work, identity)) => self.apply(record, work, identity, stop).await,
+        match identify(&record, &self.scope, &self.fingerprints) {
+            Ok(identified) => self.apply(record, identified, stop).await,
             Err(error) => {
                 let death = Death {
                     record,
@@ -152,26 +151,21 @@ impl<H: Handler> Worker<H> {
         }
     }
 
-    async fn apply(
-        &self,
-        record: Arc<Record>,
-        mut work: Work,
-        identity: Identity,
-        stop: &mut Stop,
-    ) -> Progress {
-        let mut delivery = decode::<H::Payload>(&record, identity);
+    async fn apply(&self, record: Arc<Record>, identified: Identified, stop: &mut Stop) -> Progress {
+        let Identified { mut work, identity, refused } = identified;
         let mut waits = Waits::new(&self.retry);
         let mut failed_since = None;
         loop {
-            if let Ok(delivery) = &mut delivery {
-                delivery.set_attempt(work.attempts);
-            }
-            let attempt = self.inbox.settle(&work, async |tx| match &delivery {
-                Ok(delivery) => self.handler.handle(delivery, tx).await,
-                Err((_, error)) => Verdict::permanent(error.clone()),
+            let attempt = self.inbox.settle(&work, async |tx| {
+                if let Some(error) = &refused {
+                    return Failure::undecodable(error.clone()).into();
+                }
+                match Delivery::decode(Arc::clone(&record), Arc::clone(&identity), work.attempts) {
+                    Ok(delivery) => self.handler.handle(&delivery, tx).await,
+                    Err(failure) => failure.into(),
+                }
             });
-            let undecodable = delivery.as_ref().err().map(|(cause, _)| *cause);
-            match next(attempt.await, undecodable) {
+            match next(attempt.await) {
                 Next::Advance(met) => {
                     tracing::debug!(at = %Position { record: &record, key: Some(&work.key) }, ?met, "settled");
                     return Progress::Settled;
@@ -263,8 +257,16 @@ impl Death {
     }
 }
 
+/// A record that can be deduplicated.
+struct Identified {
+    work: Work,
+    identity: Arc<Identity>,
+    /// Why its payload cannot be compared as set: it is not handled.
+    refused: Option<String>,
+}
+
 /// What the record is deduplicated by, or why it cannot be.
-fn identify(record: &Record, scope: &Scope) -> Result<(Work, Identity), String> {
+fn identify(record: &Record, scope: &Scope, fingerprints: &Fingerprints) -> Result<Identified, String> {
     if !record.headers_are_text() {
         return Err("a header's name is not UTF-8, so the record's identity cannot be read".to_owned());
     }
@@ -278,10 +280,11 @@ fn identify(record: &Record, scope: &Scope) -> Result<(Work, Identity), String> 
             scope.len()
         ));
     }
+    let (fingerprint, refused) = fingerprints.take(record);
     let work = Work {
         scope,
         key: identity.key.clone(),
-        fingerprint: Fingerprint::exact(record.payload().map(AsRef::as_ref)),
+        fingerprint,
         attempts: 1,
         origin: Some(Origin {
             topic: record.topic().to_owned(),
@@ -290,13 +293,5 @@ fn identify(record: &Record, scope: &Scope) -> Result<(Work, Identity), String> 
             timestamp_ms: record.timestamp_ms(),
         }),
     };
-    Ok((work, identity))
-}
-
-fn decode<P: Decode>(record: &Arc<Record>, identity: Identity) -> Result<Delivery<P>, (Cause, String)> {
-    match catch_unwind(AssertUnwindSafe(|| P::decode(record))) {
-        Ok(Ok(payload)) => Ok(Delivery::new(payload, Arc::clone(record), identity.key, identity.r#type)),
-        Ok(Err(error)) => Err((Cause::Undecodable, chain(error.as_ref()))),
-        Err(panic) => Err((Cause::Panic, panic_message(panic.as_ref()))),
-    }
+    Ok(Identified { work, identity: Arc::new(identity), refused })
 }

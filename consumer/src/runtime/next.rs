@@ -5,7 +5,7 @@
 //! | fresh, duplicate, dead | on to the next record |
 //! | the handler says transient or unknown | wait by the consumer's policy; counted as an attempt |
 //! | the database or the dead-letter topic is away, in progress elsewhere | wait, up to 5 s at a time; counts for nothing |
-//! | the handler says permanent, panicked, undecodable, conflict | a dead letter with that cause |
+//! | the handler says permanent, undecodable or of an unknown type; it panicked; conflict | a dead letter with that cause |
 
 use std::time::Duration;
 
@@ -33,9 +33,8 @@ pub(super) enum Met {
     Dead,
 }
 
-/// The rule. `undecodable` is the cause of a payload that could not be decoded: what the action then says is not the
-/// handler's word.
-pub(super) fn next(attempt: Result<Once, inbox::Error>, undecodable: Option<Cause>) -> Next {
+/// The rule.
+pub(super) fn next(attempt: Result<Once, inbox::Error>) -> Next {
     match attempt {
         Ok(Once::Fresh(_)) => Next::Advance(Met::Fresh),
         Ok(Once::Duplicate(_)) => Next::Advance(Met::Duplicate),
@@ -52,9 +51,9 @@ pub(super) fn next(attempt: Result<Once, inbox::Error>, undecodable: Option<Caus
             match failure {
                 // The rollback has settled what was unknown.
                 Failure::Transient(_) | Failure::Unknown(_) => Next::Wait { reason: Reason::Handler, error },
-                Failure::Permanent(_) => {
-                    Next::GiveUp { cause: undecodable.unwrap_or(Cause::Permanent), error }
-                }
+                Failure::Permanent(_) => Next::GiveUp { cause: Cause::Permanent, error },
+                Failure::Undecodable(_) => Next::GiveUp { cause: Cause::Undecodable, error },
+                Failure::UnknownType(_) => Next::GiveUp { cause: Cause::UnknownType, error },
                 Failure::Panicked(error) => Next::GiveUp { cause: Cause::Panic, error },
             }
         }
@@ -173,23 +172,20 @@ mod tests {
 
     #[test]
     fn what_is_settled_moves_on_and_what_waits_does_not() {
-        assert!(matches!(next(Ok(Once::Fresh(None)), None), Next::Advance(Met::Fresh)));
-        assert!(matches!(next(Ok(Once::Duplicate(None)), None), Next::Advance(Met::Duplicate)));
+        assert!(matches!(next(Ok(Once::Fresh(None))), Next::Advance(Met::Fresh)));
+        assert!(matches!(next(Ok(Once::Duplicate(None))), Next::Advance(Met::Duplicate)));
         let dead = Once::Dead { cause: "permanent".to_owned(), error: None };
-        assert!(matches!(next(Ok(dead), None), Next::Advance(Met::Dead)));
-        assert!(matches!(next(Ok(Once::InProgress), None), Next::Wait { reason: Reason::InProgress, .. }));
+        assert!(matches!(next(Ok(dead)), Next::Advance(Met::Dead)));
+        assert!(matches!(next(Ok(Once::InProgress)), Next::Wait { reason: Reason::InProgress, .. }));
     }
 
     #[test]
     fn an_unknown_result_in_a_transaction_is_tried_again_like_a_transient_one() {
         assert!(matches!(
-            next(failed(Failure::transient("later")), None),
+            next(failed(Failure::transient("later"))),
             Next::Wait { reason: Reason::Handler, .. }
         ));
-        assert!(matches!(
-            next(failed(Failure::unknown("lost")), None),
-            Next::Wait { reason: Reason::Handler, .. }
-        ));
+        assert!(matches!(next(failed(Failure::unknown("lost"))), Next::Wait { reason: Reason::Handler, .. }));
     }
 
     #[test]
@@ -198,14 +194,11 @@ mod tests {
             Next::GiveUp { cause, .. } => Some(cause),
             Next::Advance(_) | Next::Wait { .. } => None,
         };
-        assert_eq!(cause(next(failed(Failure::permanent("no")), None)), Some(Cause::Permanent));
-        assert_eq!(
-            cause(next(failed(Failure::permanent("no")), Some(Cause::Undecodable))),
-            Some(Cause::Undecodable)
-        );
-        assert_eq!(cause(next(failed(Failure::Panicked("boom".to_owned())), None)), Some(Cause::Panic));
-        assert_eq!(cause(next(Ok(Once::Conflict), None)), Some(Cause::Conflict));
-        assert_eq!(cause(next(Ok(Once::Conflict), Some(Cause::Undecodable))), Some(Cause::Conflict));
+        assert_eq!(cause(next(failed(Failure::permanent("no")))), Some(Cause::Permanent));
+        assert_eq!(cause(next(failed(Failure::undecodable("no")))), Some(Cause::Undecodable));
+        assert_eq!(cause(next(failed(Failure::unknown_type("no")))), Some(Cause::UnknownType));
+        assert_eq!(cause(next(failed(Failure::Panicked("boom".to_owned())))), Some(Cause::Panic));
+        assert_eq!(cause(next(Ok(Once::Conflict))), Some(Cause::Conflict));
     }
 
     #[test]
@@ -216,7 +209,7 @@ mod tests {
             inbox::Error::Commit { key: "k".to_owned(), source: sqlx::Error::WorkerCrashed },
             inbox::Error::Complete { key: "k".to_owned(), source: sqlx::Error::WorkerCrashed },
         ] {
-            assert!(matches!(next(Err(error), None), Next::Wait { reason: Reason::Database, .. }));
+            assert!(matches!(next(Err(error)), Next::Wait { reason: Reason::Database, .. }));
         }
     }
 

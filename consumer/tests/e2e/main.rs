@@ -10,12 +10,14 @@
 )]
 
 mod failure;
+mod fingerprints;
 mod fixture;
 mod inbox;
 mod leased;
 mod outage;
 mod proxy;
 mod rebalance;
+mod routes;
 mod runtime;
 mod shutdown;
 mod start;
