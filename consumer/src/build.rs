@@ -20,7 +20,8 @@ use crate::runtime::budget::Limits;
 use crate::runtime::lane::{Inlet, Spawn, Stop};
 use crate::runtime::worker::{Terms, Worker};
 use crate::{
-    AfterDeadLetter, Consumer, DeadLetterTopics, Handler, Inbox, Kafka, LeasedHandler, Scope, inbox,
+    AfterDeadLetter, Consumer, DeadLetterTopics, Fingerprints, Handler, Inbox, Kafka, LeasedHandler, Scope,
+    inbox,
 };
 
 /// What cannot be built, and what to do.
@@ -100,6 +101,14 @@ pub enum Error {
         /// Its length.
         bytes: usize,
     },
+    /// A header that a dead letter replaces is no part of what a message means.
+    #[error(
+        "header {header:?} cannot be part of the fingerprint: a dead letter carries another value, and would be a conflict when it is replayed"
+    )]
+    Fingerprint {
+        /// The header's name.
+        header: String,
+    },
 }
 
 /// Makes what does the work, once the producer of dead letters is there.
@@ -123,6 +132,7 @@ pub struct Builder {
     group: Option<String>,
     retry: Policy,
     scope: Scope,
+    fingerprints: Fingerprints,
     own_topics: DeadLetterTopics,
     drain_deadline: Duration,
     stall: Duration,
@@ -143,6 +153,7 @@ impl Builder {
             group: None,
             retry: Policy::default(),
             scope: Scope::default(),
+            fingerprints: Fingerprints::default(),
             own_topics: DeadLetterTopics::default(),
             drain_deadline: Duration::from_secs(20),
             stall: Inbox::DEFAULT_STALL,
@@ -243,6 +254,24 @@ impl Builder {
         self
     }
 
+    /// What of a record is compared when its idempotency key is met again. Default: the exact bytes of its payload.
+    ///
+    /// ```no_run
+    /// # use baton_consumer::{Builder, Compare, Fingerprints};
+    /// # fn example(builder: Builder) -> Builder {
+    /// builder.fingerprint(Compare::CanonicalJson)
+    /// # }
+    /// # fn other(builder: Builder) -> Builder {
+    /// # builder
+    ///     .fingerprint(Fingerprints::of(Compare::ExactBytes).with_headers(["tenant"]))
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn fingerprint(mut self, fingerprints: impl Into<Fingerprints>) -> Self {
+        self.fingerprints = fingerprints.into();
+        self
+    }
+
     /// Whether the topics of dead letters and replays are created at start. Default: where that is allowed.
     #[must_use]
     pub fn dead_letter_topics(mut self, own: DeadLetterTopics) -> Self {
@@ -302,15 +331,25 @@ impl Builder {
 
     fn with<A: Apply>(self, apply: A) -> WithHandler {
         let (consumer, scope, retry, terms) = (self.name.clone(), self.scope.clone(), self.retry, self.terms);
-        let outage_after = self.outage_after.get();
+        let (fingerprints, outage_after) = (self.fingerprints.clone(), self.outage_after.get());
         let mut topics = self.topics.clone();
         topics.sort();
         topics.dedup();
         let factory = Box::new(move |inbox, letters| {
             let breaker = Arc::new(Breaker::new(&consumer, outage_after));
             let set_aside = Notify::new();
-            let worker =
-                Arc::new(Worker { consumer, apply, inbox, scope, retry, terms, letters, breaker, set_aside });
+            let worker = Arc::new(Worker {
+                consumer,
+                apply,
+                inbox,
+                scope,
+                fingerprints,
+                retry,
+                terms,
+                letters,
+                breaker,
+                set_aside,
+            });
             let retrying = Arc::clone(&worker);
             let retrier: Retrier = Box::new(move |stop| Box::pin(retrying.retry_parked(topics, stop)));
             let lanes: Spawn = Arc::new(move |inlet: Inlet| {
@@ -345,6 +384,7 @@ impl WithHandler {
             group,
             retry,
             scope,
+            fingerprints,
             own_topics,
             drain_deadline,
             stall,
@@ -374,6 +414,9 @@ impl WithHandler {
             && (text.len() > inbox::SCOPE_LIMIT || text.contains('\0'))
         {
             return Err(Error::Scope { bytes: text.len() });
+        }
+        if let Some(header) = fingerprints.unsteady_header() {
+            return Err(Error::Fingerprint { header: header.to_owned() });
         }
         let interval = poll_interval(&kafka);
         if drain_deadline >= interval {
@@ -450,6 +493,10 @@ mod tests {
         assert!(matches!(
             build(|builder| builder.scope(Scope::Fixed("s".repeat(1281)))),
             Err(Error::Scope { bytes: 1281 })
+        ));
+        assert!(matches!(
+            build(|builder| builder.fingerprint(Fingerprints::default().with_headers(["dlt-cause"]))),
+            Err(Error::Fingerprint { header }) if header == "dlt-cause"
         ));
         assert!(matches!(
             build(|mut builder| {

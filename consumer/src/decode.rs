@@ -11,7 +11,7 @@ use crate::{BoxError, Record};
 /// What a handler takes as its payload. Implement it for formats other than JSON, or for an enum whose variant the
 /// record's `ce_type` decides.
 pub trait Decode: Sized + Send + Sync + 'static {
-    /// Reads the payload. The whole record is at hand: its headers may say how.
+    /// Reads the payload. The whole record is at hand: its headers may say how. Called once for each attempt.
     ///
     /// # Errors
     ///

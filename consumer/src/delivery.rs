@@ -3,32 +3,36 @@
 use std::fmt;
 use std::sync::Arc;
 
+use baton_protocol::envelope::Identity;
 use bytes::Bytes;
 use time::OffsetDateTime;
 
-use crate::Record;
+use crate::{Decode, Failure, Record};
 
 /// One message on its way to a handler, on one attempt.
 pub struct Delivery<P> {
     payload: P,
     record: Arc<Record>,
-    idempotency_key: String,
-    message_type: Option<String>,
+    identity: Arc<Identity>,
     attempt: u32,
 }
 
-impl<P> Delivery<P> {
-    pub(crate) fn new(
-        payload: P,
+impl<P: Decode> Delivery<P> {
+    /// The one place where payloads are decoded. A panic of a [`Decode`] is left to whoever catches the handler's.
+    pub(crate) fn decode(
         record: Arc<Record>,
-        idempotency_key: String,
-        message_type: Option<String>,
-    ) -> Self {
-        Self { payload, record, idempotency_key, message_type, attempt: 1 }
+        identity: Arc<Identity>,
+        attempt: u32,
+    ) -> Result<Self, Failure> {
+        let payload = P::decode(&record).map_err(Failure::undecodable)?;
+        Ok(Self { payload, record, identity, attempt })
     }
+}
 
-    pub(crate) fn set_attempt(&mut self, attempt: u32) {
-        self.attempt = attempt;
+impl<P> Delivery<P> {
+    /// The same one for a handler that takes another payload.
+    pub(crate) fn decode_as<Q: Decode>(&self) -> Result<Delivery<Q>, Failure> {
+        Delivery::decode(Arc::clone(&self.record), Arc::clone(&self.identity), self.attempt)
     }
 
     /// The decoded payload.
@@ -52,13 +56,13 @@ impl<P> Delivery<P> {
     /// The same on every retry, redelivery and replay of this message: hand it to whatever else is called.
     #[must_use]
     pub fn idempotency_key(&self) -> &str {
-        &self.idempotency_key
+        &self.identity.key
     }
 
     /// The message's type: `ce_type`, or Debezium's `eventType`.
     #[must_use]
     pub fn message_type(&self) -> Option<&str> {
-        self.message_type.as_deref()
+        self.identity.r#type.as_deref()
     }
 
     /// 1 for the first attempt. Counted by this process: a redelivery to another one starts at 1.
@@ -112,8 +116,8 @@ impl<P> Delivery<P> {
 impl<P> fmt::Debug for Delivery<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Delivery")
-            .field("idempotency_key", &self.idempotency_key)
-            .field("message_type", &self.message_type)
+            .field("idempotency_key", &self.identity.key)
+            .field("message_type", &self.identity.r#type)
             .field("attempt", &self.attempt)
             .field("record", &self.record)
             .finish_non_exhaustive()

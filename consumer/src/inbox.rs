@@ -36,7 +36,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_protocol::dead_letter::Cause;
-use baton_protocol::fingerprint::Fingerprint;
+use baton_protocol::fingerprint::{self, Compare, Fingerprint};
 use futures_util::FutureExt;
 use sqlx::{PgPool, Postgres, Transaction};
 use time::OffsetDateTime;
@@ -166,6 +166,15 @@ pub enum Error {
         #[source]
         source: sqlx::Error,
     },
+    /// The payload cannot be compared as set. Nothing ran; this payload is refused each time.
+    #[error("the payload of {key:?} cannot be compared")]
+    Payload {
+        /// The idempotency key.
+        key: String,
+        /// What is wrong with it.
+        #[source]
+        source: fingerprint::Error,
+    },
     /// The row could not be marked as dead.
     #[error("cannot mark {key:?} as dead")]
     Bury {
@@ -211,6 +220,7 @@ pub enum Error {
 pub struct Inbox {
     consumer: Arc<str>,
     pool: PgPool,
+    compare: Compare,
     begin: Arc<str>,
     owner: Arc<str>,
     lease_ttl: Duration,
@@ -229,16 +239,13 @@ pub(crate) struct Work {
 
 impl Work {
     /// Brought by a caller rather than by a record.
-    fn brought(scope: &str, key: &str, payload: &[u8]) -> Result<Self, Error> {
+    fn brought(scope: &str, key: &str, payload: &[u8], compare: Compare) -> Result<Self, Error> {
         check("scope", scope, 0, SCOPE_LIMIT)?;
         check("key", key, 1, KEY_LIMIT)?;
-        Ok(Self {
-            scope: scope.to_owned(),
-            key: key.to_owned(),
-            fingerprint: Fingerprint::exact(Some(payload)),
-            attempts: 1,
-            origin: None,
-        })
+        let fingerprint = compare
+            .fingerprint(Some(payload))
+            .map_err(|source| Error::Payload { key: key.to_owned(), source })?;
+        Ok(Self { scope: scope.to_owned(), key: key.to_owned(), fingerprint, attempts: 1, origin: None })
     }
 }
 
@@ -273,6 +280,7 @@ impl Inbox {
         Ok(Self {
             consumer: consumer.into(),
             pool,
+            compare: Compare::default(),
             begin: session::begin_sql(Self::DEFAULT_STALL),
             owner: uuid::Uuid::new_v4().simple().to_string().into(),
             lease_ttl: Self::DEFAULT_LEASE_TTL,
@@ -288,11 +296,26 @@ impl Inbox {
         self
     }
 
+    /// What of a payload is compared when its key is met again. Default: its exact bytes. What was settled under another setting
+    /// and comes again is a conflict.
+    ///
+    /// ```
+    /// # use baton_consumer::{Compare, Inbox};
+    /// # fn example(inbox: Inbox) -> Inbox {
+    /// inbox.fingerprint(Compare::CanonicalJson)
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn fingerprint(mut self, compare: Compare) -> Self {
+        self.compare = compare;
+        self
+    }
+
     /// Runs `action` once for `key`, however often and by however many it is called: the winner runs it in the
     /// transaction that also stores the outcome; everyone else gets that outcome, or is told why not.
     ///
     /// `scope` separates keys that mean different things (at most 1,280 bytes, may be empty); `key` is 1 byte to 1 KiB; the
-    /// exact bytes of `payload` are what makes a second call the same work.
+    /// exact bytes of `payload`, or what [`fingerprint`](Self::fingerprint) says, are what makes a second call the same work.
     ///
     /// ```no_run
     /// # use baton_consumer::inbox::{Inbox, Once};
@@ -328,7 +351,7 @@ impl Inbox {
     where
         A: AsyncFnOnce(&mut Transaction<'_, Postgres>) -> Verdict,
     {
-        let work = Work::brought(scope, key, payload)?;
+        let work = Work::brought(scope, key, payload, self.compare)?;
         match self.settle(&work, action).await {
             Err(Error::Commit { key, source }) => self.look_up(&work, key, source).await,
             settled => settled,

@@ -41,36 +41,42 @@
 //! ```
 //!
 //! In the order in which a record travels: [`Kafka`] and [`Consumer`] (the poll thread and the partition lanes),
-//! [`Record`], [`Decode`], [`Scope`], [`inbox`] (claim, fingerprint, completion), [`Handler`] with its [`Delivery`] and
-//! [`Verdict`], and where that fails the dead-letter topic `<topic>.<consumer>.dlt`.
+//! [`Record`], [`Scope`], [`Fingerprints`], [`inbox`] (claim, completion), [`Routes`], [`Decode`], [`Handler`] with its
+//! [`Delivery`] and [`Verdict`], and where that fails the dead-letter topic `<topic>.<consumer>.dlt`.
 
 #![warn(missing_docs)]
 
 pub mod build;
 pub mod inbox;
+pub mod route;
 pub mod run;
 
 mod apply;
 mod dead_letter;
 mod decode;
 mod delivery;
+mod fingerprint;
 mod handler;
 mod kafka;
+mod message;
 mod record;
 mod runtime;
 mod scope;
 mod topics;
 mod verdict;
 
+pub use baton_protocol::fingerprint::Compare;
 pub use baton_protocol::retry::Policy;
 
 pub use build::Builder;
 pub use decode::{Decode, Json, Raw};
 pub use delivery::Delivery;
+pub use fingerprint::Fingerprints;
 pub use handler::{Handler, HandlerFn, LeasedHandler, handler_fn};
 pub use inbox::{AfterDeadLetter, Inbox, Once};
 pub use kafka::Kafka;
 pub use record::Record;
+pub use route::Routes;
 pub use run::Consumer;
 pub use scope::Scope;
 pub use topics::DeadLetterTopics;

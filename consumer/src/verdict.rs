@@ -6,7 +6,7 @@
 //! Failed(Unknown)      in a transaction the rollback settles it; with a lease the next attempt asks first: as transient
 //! Failed(Outage)       as transient, but no attempt is spent: everything waits until one attempt succeeds
 //! Failed(Permanent)    rolled back; dead letter, mark, then the offset moves
-//! Failed(Panicked)     as permanent, with its own cause
+//! Failed(Undecodable)  as permanent, with its own cause, as are Failed(UnknownType) and Failed(Panicked)
 //! ```
 
 use std::fmt;
@@ -83,6 +83,10 @@ pub enum Failure {
     /// What every message needs is away. Everything waits until one attempt succeeds, and no attempt is spent; many
     /// transient failures in a row come to the same.
     Outage(BoxError),
+    /// The payload cannot be understood, so no attempt will succeed.
+    Undecodable(BoxError),
+    /// Nothing here is meant for messages of this type.
+    UnknownType(BoxError),
     /// The handler panicked, with this message.
     Panicked(String),
 }
@@ -111,14 +115,44 @@ impl Failure {
     pub fn unknown(error: impl Into<BoxError>) -> Self {
         Self::Unknown(error.into())
     }
+
+    /// The payload cannot be understood: a dead letter with cause `undecodable`. For handlers that decode by themselves; what
+    /// a [`Decode`](crate::Decode) refuses becomes this.
+    ///
+    /// ```
+    /// use baton_consumer::Failure;
+    ///
+    /// let read = |payload: &[u8]| std::str::from_utf8(payload).map(str::len).map_err(Failure::undecodable);
+    /// assert!(matches!(read(b"\xff"), Err(Failure::Undecodable(_))));
+    /// ```
+    #[must_use]
+    pub fn undecodable(error: impl Into<BoxError>) -> Self {
+        Self::Undecodable(error.into())
+    }
+
+    /// Nothing here is meant for messages of this type: a dead letter with cause `unknown_type`. For handlers that tell types
+    /// apart by themselves; [`Routes`](crate::Routes) says this of what no route takes.
+    ///
+    /// ```
+    /// use baton_consumer::Failure;
+    ///
+    /// assert_eq!(Failure::unknown_type("order.lost is new to us").to_string(), "order.lost is new to us");
+    /// ```
+    #[must_use]
+    pub fn unknown_type(error: impl Into<BoxError>) -> Self {
+        Self::UnknownType(error.into())
+    }
 }
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Transient(error) | Self::Permanent(error) | Self::Unknown(error) | Self::Outage(error) => {
-                f.write_str(&chain(error.as_ref()))
-            }
+            Self::Transient(error)
+            | Self::Permanent(error)
+            | Self::Unknown(error)
+            | Self::Outage(error)
+            | Self::Undecodable(error)
+            | Self::UnknownType(error) => f.write_str(&chain(error.as_ref())),
             Self::Panicked(message) => write!(f, "panicked: {message}"),
         }
     }
@@ -131,6 +165,8 @@ impl fmt::Debug for Failure {
             Self::Permanent(_) => "Permanent",
             Self::Unknown(_) => "Unknown",
             Self::Outage(_) => "Outage",
+            Self::Undecodable(_) => "Undecodable",
+            Self::UnknownType(_) => "UnknownType",
             Self::Panicked(_) => "Panicked",
         };
         write!(f, "{kind}({self})")

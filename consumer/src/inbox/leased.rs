@@ -265,7 +265,7 @@ impl Inbox {
         R: Reconcile,
         A: AsyncFnOnce(&mut Lease<'_>) -> Verdict,
     {
-        let work = Work::brought(scope, key, payload)?;
+        let work = Work::brought(scope, key, payload, self.compare)?;
         self.settle_leased(&work, reconcile, action, WhenSpent::Bury).await
     }
 

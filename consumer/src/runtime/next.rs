@@ -6,7 +6,7 @@
 //! | the handler says transient or unknown | wait by the consumer's policy; an attempt is spent |
 //! | the handler says outage, the database or the dead-letter topic is away, in progress elsewhere | wait, up to 5 s at a time; no attempt is spent |
 //! | leased work whose attempts are spent | a dead letter, `exhausted` |
-//! | the handler says permanent, panicked, undecodable, conflict | a dead letter with that cause |
+//! | the handler says permanent, undecodable or of an unknown type; it panicked; conflict | a dead letter with that cause |
 
 use std::time::Duration;
 
@@ -16,6 +16,7 @@ use baton_protocol::retry::{Delays, Policy};
 
 use crate::inbox::{self, Once};
 
+use crate::message::Message;
 use crate::{Failure, Record};
 
 /// What follows an attempt.
@@ -34,9 +35,8 @@ pub(super) enum Met {
     Dead,
 }
 
-/// The rule. `undecodable` is the cause of a payload that could not be decoded: what the action then says is not the
-/// handler's word.
-pub(super) fn next(attempt: Result<Once, inbox::Error>, undecodable: Option<Cause>) -> Next {
+/// The rule.
+pub(super) fn next(attempt: Result<Once, inbox::Error>) -> Next {
     match attempt {
         Ok(Once::Fresh(_)) => Next::Advance(Met::Fresh),
         Ok(Once::Duplicate(_)) => Next::Advance(Met::Duplicate),
@@ -54,9 +54,9 @@ pub(super) fn next(attempt: Result<Once, inbox::Error>, undecodable: Option<Caus
                 // The rollback has settled what was unknown; with a lease the next attempt asks.
                 Failure::Transient(_) | Failure::Unknown(_) => Next::Wait { reason: Reason::Handler, error },
                 Failure::Outage(_) => Next::Wait { reason: Reason::Outage, error },
-                Failure::Permanent(_) => {
-                    Next::GiveUp { cause: undecodable.unwrap_or(Cause::Permanent), error }
-                }
+                Failure::Permanent(_) => Next::GiveUp { cause: Cause::Permanent, error },
+                Failure::Undecodable(_) => Next::GiveUp { cause: Cause::Undecodable, error },
+                Failure::UnknownType(_) => Next::GiveUp { cause: Cause::UnknownType, error },
                 Failure::Panicked(error) => Next::GiveUp { cause: Cause::Panic, error },
             }
         }
@@ -171,6 +171,12 @@ pub(super) struct Position<'a> {
     pub(super) key: Option<&'a str>,
 }
 
+impl<'a> Position<'a> {
+    pub(super) fn of(message: &'a Message) -> Self {
+        Self { record: &message.record, key: Some(&message.work.key) }
+    }
+}
+
 impl std::fmt::Display for Position<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}[{}]@{}", self.record.topic(), self.record.partition(), self.record.offset())?;
@@ -188,23 +194,20 @@ mod tests {
 
     #[test]
     fn what_is_settled_moves_on_and_what_waits_does_not() {
-        assert!(matches!(next(Ok(Once::Fresh(None)), None), Next::Advance(Met::Fresh)));
-        assert!(matches!(next(Ok(Once::Duplicate(None)), None), Next::Advance(Met::Duplicate)));
+        assert!(matches!(next(Ok(Once::Fresh(None))), Next::Advance(Met::Fresh)));
+        assert!(matches!(next(Ok(Once::Duplicate(None))), Next::Advance(Met::Duplicate)));
         let dead = Once::Dead { cause: "permanent".to_owned(), error: None };
-        assert!(matches!(next(Ok(dead), None), Next::Advance(Met::Dead)));
-        assert!(matches!(next(Ok(Once::InProgress), None), Next::Wait { reason: Reason::InProgress, .. }));
+        assert!(matches!(next(Ok(dead)), Next::Advance(Met::Dead)));
+        assert!(matches!(next(Ok(Once::InProgress)), Next::Wait { reason: Reason::InProgress, .. }));
     }
 
     #[test]
     fn an_unknown_result_in_a_transaction_is_tried_again_like_a_transient_one() {
         assert!(matches!(
-            next(failed(Failure::transient("later")), None),
+            next(failed(Failure::transient("later"))),
             Next::Wait { reason: Reason::Handler, .. }
         ));
-        assert!(matches!(
-            next(failed(Failure::unknown("lost")), None),
-            Next::Wait { reason: Reason::Handler, .. }
-        ));
+        assert!(matches!(next(failed(Failure::unknown("lost"))), Next::Wait { reason: Reason::Handler, .. }));
     }
 
     #[test]
@@ -213,14 +216,11 @@ mod tests {
             Next::GiveUp { cause, .. } => Some(cause),
             Next::Advance(_) | Next::Wait { .. } => None,
         };
-        assert_eq!(cause(next(failed(Failure::permanent("no")), None)), Some(Cause::Permanent));
-        assert_eq!(
-            cause(next(failed(Failure::permanent("no")), Some(Cause::Undecodable))),
-            Some(Cause::Undecodable)
-        );
-        assert_eq!(cause(next(failed(Failure::Panicked("boom".to_owned())), None)), Some(Cause::Panic));
-        assert_eq!(cause(next(Ok(Once::Conflict), None)), Some(Cause::Conflict));
-        assert_eq!(cause(next(Ok(Once::Conflict), Some(Cause::Undecodable))), Some(Cause::Conflict));
+        assert_eq!(cause(next(failed(Failure::permanent("no")))), Some(Cause::Permanent));
+        assert_eq!(cause(next(failed(Failure::undecodable("no")))), Some(Cause::Undecodable));
+        assert_eq!(cause(next(failed(Failure::unknown_type("no")))), Some(Cause::UnknownType));
+        assert_eq!(cause(next(failed(Failure::Panicked("boom".to_owned())))), Some(Cause::Panic));
+        assert_eq!(cause(next(Ok(Once::Conflict))), Some(Cause::Conflict));
     }
 
     #[test]
@@ -231,7 +231,7 @@ mod tests {
             inbox::Error::Commit { key: "k".to_owned(), source: sqlx::Error::WorkerCrashed },
             inbox::Error::Complete { key: "k".to_owned(), source: sqlx::Error::WorkerCrashed },
         ] {
-            assert!(matches!(next(Err(error), None), Next::Wait { reason: Reason::Database, .. }));
+            assert!(matches!(next(Err(error)), Next::Wait { reason: Reason::Database, .. }));
         }
     }
 

@@ -15,9 +15,10 @@ use tokio::time::Instant;
 
 use super::lane::Stop;
 use super::next::{OUTAGE, Position};
-use super::worker::{DOUBT, Death, Progress, Tried, Worker, decode, identify};
+use super::worker::{DOUBT, Death, Progress, Tried, Worker};
 use crate::apply::Apply;
-use crate::inbox::{End, Error, Taken, Work, Written};
+use crate::inbox::{End, Error, Taken, Written};
+use crate::message::Message;
 
 /// How often is looked for what another process has set aside or left behind.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -71,26 +72,25 @@ impl<A: Apply> Worker<A> {
     async fn try_parked(&self, taken: Taken, mut stop: Stop) -> Duration {
         let record = &taken.record;
         // It was set aside with an identity.
-        let Ok((mut work, identity)) = identify(record, &self.scope) else {
+        let Ok(mut message) = self.message(record) else {
             return self
                 .give_back(&taken, taken.attempts, "its identity can no longer be read", LOOK_EVERY)
                 .await;
         };
-        work.attempts = taken.attempts.saturating_add(1);
-        let mut decoded = decode::<A::Payload>(record, identity);
+        message.work.attempts = taken.attempts.saturating_add(1);
         let Some(ticket) = stop.unless(self.breaker.admit()).await else {
             return self.give_back(&taken, taken.attempts, "asked to stop", Duration::ZERO).await;
         };
-        let tried = self.attempt(ticket, record, &work, &mut decoded).await;
-        let at = Position { record, key: Some(&work.key) };
+        let tried = self.attempt(ticket, &message).await;
+        let (at, attempts) = (Position::of(&message), message.work.attempts);
         match tried {
             Tried::Settled(met) => {
-                tracing::info!(%at, ?met, attempts = work.attempts, "a record that was set aside is settled");
-                self.end(&taken, End::Done, work.attempts).await
+                tracing::info!(%at, ?met, attempts, "a record that was set aside is settled");
+                self.end(&taken, End::Done, attempts).await
             }
             Tried::GiveUp { cause, error, attempts } => {
-                work.attempts = attempts;
-                self.bury_parked(&taken, work, cause, error, &mut stop).await
+                message.work.attempts = attempts;
+                self.bury_parked(&taken, &message, cause, error, &mut stop).await
             }
             Tried::Again { reason, error } => {
                 tracing::debug!(%at, error, ?reason, "a record that was set aside waits on");
@@ -101,12 +101,12 @@ impl<A: Apply> Worker<A> {
                 if self.breaker.settled(streak, DOUBT.min(self.inbox.ttl() / 4)).await {
                     return self.give_back(&taken, taken.attempts, &error, LOOK_EVERY).await;
                 }
-                if work.attempts >= self.terms.attempts {
-                    return self.bury_parked(&taken, work, Cause::Exhausted, error, &mut stop).await;
+                if attempts >= self.terms.attempts {
+                    return self.bury_parked(&taken, &message, Cause::Exhausted, error, &mut stop).await;
                 }
                 let delay = self.retry.delay(taken.attempts);
-                tracing::warn!(%at, error, ?delay, attempts = work.attempts, "a record that was set aside failed again");
-                self.give_back(&taken, work.attempts, &error, delay).await
+                tracing::warn!(%at, error, ?delay, attempts, "a record that was set aside failed again");
+                self.give_back(&taken, attempts, &error, delay).await
             }
         }
     }
@@ -114,15 +114,15 @@ impl<A: Apply> Worker<A> {
     async fn bury_parked(
         &self,
         taken: &Taken,
-        work: Work,
+        message: &Message,
         cause: Cause,
         error: String,
         stop: &mut Stop,
     ) -> Duration {
         let now = Instant::now();
         let failed_since = now.checked_sub(taken.failed_for).unwrap_or(now);
-        let attempts = work.attempts;
-        let death = Death::of(&taken.record, &work, cause, error, failed_since);
+        let attempts = message.work.attempts;
+        let death = Death::of(message, cause, error, failed_since);
         if self.give_up(&death, stop).await == Progress::Settled {
             self.end(taken, End::Dead { cause, error: &death.error }, attempts).await
         } else {

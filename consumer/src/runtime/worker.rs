@@ -18,13 +18,10 @@
 //! not, because a transaction is never raced.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
 use baton_protocol::dead_letter::{self, Cause, Letter};
-use baton_protocol::envelope::{Identity, identity};
-use baton_protocol::fingerprint::Fingerprint;
 use baton_protocol::report::chain;
 use baton_protocol::retry::Policy;
 use tokio::sync::{Notify, Semaphore};
@@ -34,12 +31,11 @@ use super::breaker::{Breaker, Streak, Ticket};
 use super::lane::{Rest, Stop};
 use super::next::{Met, Next, Position, Reason, Waits, next};
 use super::queues::Way;
-use crate::apply::{Apply, Decoded};
+use crate::apply::Apply;
 use crate::dead_letter::DeadLetters;
-use crate::inbox::{
-    AfterDeadLetter, Buried, Error, Inbox, Once, Origin, Parked, Place, SCOPE_LIMIT, Work, panic_message,
-};
-use crate::{Decode, Delivery, Failure, Record, Scope};
+use crate::inbox::{AfterDeadLetter, Buried, Error, Inbox, Once, Parked, Place, Work};
+use crate::message::Message;
+use crate::{Failure, Fingerprints, Record, Scope};
 
 /// How long a failure waits for its streak to show whether it was an outage's.
 pub(super) const DOUBT: Duration = Duration::from_secs(1);
@@ -62,6 +58,7 @@ pub(crate) struct Worker<A> {
     pub(crate) apply: A,
     pub(crate) inbox: Inbox,
     pub(crate) scope: Scope,
+    pub(crate) fingerprints: Fingerprints,
     pub(crate) retry: Policy,
     pub(crate) terms: Terms,
     pub(crate) letters: Arc<DeadLetters>,
@@ -108,8 +105,8 @@ impl<A: Apply> Worker<A> {
         permits: &Semaphore,
         stop: &mut Stop,
     ) -> Progress {
-        let (work, identity) = match identify(&record, &self.scope) {
-            Ok(identified) => identified,
+        let message = match self.message(&record) {
+            Ok(message) => message,
             Err(error) => {
                 let death = Death {
                     record,
@@ -128,24 +125,21 @@ impl<A: Apply> Worker<A> {
             }
         };
         if way == Way::Behind {
-            match self.set_aside(&record, &work, Place::Behind, stop).await {
+            match self.set_aside(&message, Place::Behind, stop).await {
                 Some(Parked::Aside) => return Progress::Aside,
                 Some(Parked::Free | Parked::Settled) => {}
                 None => return Progress::Abandoned,
             }
         }
-        self.apply(record, work, identity, permits, stop).await
+        self.apply(message, permits, stop).await
     }
 
-    async fn apply(
-        &self,
-        record: Arc<Record>,
-        mut work: Work,
-        identity: Identity,
-        permits: &Semaphore,
-        stop: &mut Stop,
-    ) -> Progress {
-        let mut decoded = decode::<A::Payload>(&record, identity);
+    /// What a record says, or why it has no identity.
+    pub(super) fn message(&self, record: &Arc<Record>) -> Result<Message, String> {
+        Message::of(record, &self.scope, &self.fingerprints)
+    }
+
+    async fn apply(&self, mut message: Message, permits: &Semaphore, stop: &mut Stop) -> Progress {
         let mut waits = Waits::new(&self.retry);
         let mut since: Option<Instant> = None;
         let mut failures: Vec<Streak> = Vec::new();
@@ -153,18 +147,17 @@ impl<A: Apply> Worker<A> {
             let Some(permit) = stop.unless(permits.acquire()).await else { return Progress::Abandoned };
             let Some(ticket) = stop.unless(self.breaker.admit()).await else { return Progress::Abandoned };
             // Only now it shows which failures were an outage's.
-            work.attempts = self.spent(&failures).saturating_add(1);
-            let tried = self.attempt(ticket, &record, &work, &mut decoded).await;
+            message.work.attempts = self.spent(&failures).saturating_add(1);
+            let tried = self.attempt(ticket, &message).await;
             drop(permit);
-            let at = Position { record: &record, key: Some(&work.key) };
             let (reason, error) = match tried {
                 Tried::Settled(met) => {
-                    tracing::debug!(%at, ?met, "settled");
+                    tracing::debug!(at = %Position::of(&message), ?met, "settled");
                     return Progress::Settled;
                 }
                 Tried::GiveUp { cause, error, attempts } => {
-                    work.attempts = attempts;
-                    return self.die(record, work, cause, error, since, stop).await;
+                    message.work.attempts = attempts;
+                    return self.die(&message, cause, error, since, stop).await;
                 }
                 Tried::Again { reason, error } => (reason, error),
                 Tried::Failed { error, streak } => {
@@ -173,7 +166,7 @@ impl<A: Apply> Worker<A> {
                 }
             };
             let first = *since.get_or_insert_with(Instant::now);
-            let delay = waits.wait(&at, reason, &error);
+            let delay = waits.wait(&Position::of(&message), reason, &error);
             let is_last = self.spent(&failures) >= self.terms.attempts;
             if !reason.is_the_records() || !(is_last || first.elapsed() + delay > self.terms.park_after) {
                 if stop.sleep(delay).await == Rest::Stopped {
@@ -193,14 +186,15 @@ impl<A: Apply> Worker<A> {
                     Some(false) => {}
                 }
             }
-            work.attempts = self.spent(&failures);
-            if work.attempts >= self.terms.attempts {
-                return self.die(record, work, Cause::Exhausted, error, since, stop).await;
+            message.work.attempts = self.spent(&failures);
+            if message.work.attempts >= self.terms.attempts {
+                return self.die(&message, Cause::Exhausted, error, since, stop).await;
             }
             let place = Place::Aside { error: &error, failed_for: first.elapsed(), delay };
-            match self.set_aside(&record, &work, place, stop).await {
+            match self.set_aside(&message, place, stop).await {
                 Some(Parked::Aside) => {
-                    tracing::warn!(%at, error, attempts = work.attempts, "set aside with its key; others go on");
+                    let (at, attempts) = (Position::of(&message), message.work.attempts);
+                    tracing::warn!(%at, error, attempts, "set aside with its key; others go on");
                     self.set_aside.notify_one();
                     return Progress::Aside;
                 }
@@ -217,17 +211,8 @@ impl<A: Apply> Worker<A> {
     }
 
     /// One attempt, which the breaker lets through.
-    pub(super) async fn attempt(
-        &self,
-        ticket: Ticket,
-        record: &Record,
-        work: &Work,
-        decoded: &mut Decoded<A::Payload>,
-    ) -> Tried {
-        if let Ok(delivery) = decoded {
-            delivery.set_attempt(work.attempts);
-        }
-        let attempt = self.apply.attempt(&self.inbox, work, decoded).await;
+    pub(super) async fn attempt(&self, ticket: Ticket, message: &Message) -> Tried {
+        let attempt = self.apply.attempt(&self.inbox, message).await;
         if matches!(attempt, Ok(Once::Fresh(_))) {
             ticket.succeeded();
             return Tried::Settled(Met::Fresh);
@@ -235,18 +220,17 @@ impl<A: Apply> Worker<A> {
         // A lease knows of attempts that other processes made.
         let attempts = match &attempt {
             Err(Error::Spent { attempts, .. }) => *attempts,
-            _ => work.attempts,
+            _ => message.work.attempts,
         };
         let is_outage = matches!(attempt, Ok(Once::Failed(Failure::Outage(_))));
-        let undecodable = decoded.as_ref().err().map(|(cause, _)| *cause);
-        match next(attempt, undecodable) {
+        match next(attempt) {
             Next::Advance(met) => Tried::Settled(met),
             Next::Wait { reason, error } if is_outage => {
-                ticket.outage(hash(record), &error);
+                ticket.outage(hash(&message.record), &error);
                 Tried::Again { reason, error }
             }
             Next::Wait { reason: Reason::Handler, error } => {
-                let streak = ticket.failed(hash(record), &error);
+                let streak = ticket.failed(hash(&message.record), &error);
                 Tried::Failed { error, streak }
             }
             Next::Wait { reason, error } => Tried::Again { reason, error },
@@ -255,20 +239,14 @@ impl<A: Apply> Worker<A> {
     }
 
     /// Sets a record aside, for as long as it takes. Nothing: a stop was asked for.
-    async fn set_aside(
-        &self,
-        record: &Record,
-        work: &Work,
-        place: Place<'_>,
-        stop: &mut Stop,
-    ) -> Option<Parked> {
+    async fn set_aside(&self, message: &Message, place: Place<'_>, stop: &mut Stop) -> Option<Parked> {
         let mut waits = Waits::new(&self.retry);
         loop {
-            match self.inbox.park(work, record, place, self.terms.after_dead_letter).await {
+            match self.inbox.park(&message.work, &message.record, place, self.terms.after_dead_letter).await {
                 Ok(parked) => return Some(parked),
                 Err(error) => {
-                    let at = Position { record, key: Some(&work.key) };
-                    if stop.sleep(waits.wait(&at, Reason::Database, &chain(&error))).await == Rest::Stopped {
+                    let delay = waits.wait(&Position::of(message), Reason::Database, &chain(&error));
+                    if stop.sleep(delay).await == Rest::Stopped {
                         return None;
                     }
                 }
@@ -279,21 +257,20 @@ impl<A: Apply> Worker<A> {
     /// Gives a record up, and holds its key up where that was asked for.
     async fn die(
         &self,
-        record: Arc<Record>,
-        work: Work,
+        message: &Message,
         cause: Cause,
         error: String,
         since: Option<Instant>,
         stop: &mut Stop,
     ) -> Progress {
         let failed_since = since.unwrap_or_else(Instant::now);
-        let death = Death::of(&record, &work, cause, error, failed_since);
+        let death = Death::of(message, cause, error, failed_since);
         let progress = self.give_up(&death, stop).await;
         if progress != Progress::Settled || self.terms.after_dead_letter == AfterDeadLetter::Continue {
             return progress;
         }
         let place = Place::Dead { cause, error: &death.error, failed_for: failed_since.elapsed() };
-        match self.set_aside(&record, &work, place, stop).await {
+        match self.set_aside(message, place, stop).await {
             Some(_) => Progress::Aside,
             None => Progress::Abandoned,
         }
@@ -359,64 +336,20 @@ pub(super) struct Death {
 }
 
 impl Death {
-    pub(super) fn of(
-        record: &Arc<Record>,
-        work: &Work,
-        cause: Cause,
-        error: String,
-        failed_since: Instant,
-    ) -> Self {
+    pub(super) fn of(message: &Message, cause: Cause, error: String, failed_since: Instant) -> Self {
         Self {
-            record: Arc::clone(record),
+            record: Arc::clone(&message.record),
             // The row of a conflict belongs to the payload that came first.
-            work: (cause != Cause::Conflict).then(|| work.clone()),
+            work: (cause != Cause::Conflict).then(|| message.work.clone()),
             cause,
             error,
-            attempts: work.attempts,
+            attempts: message.work.attempts,
             failed_since,
         }
     }
 
     fn position(&self) -> Position<'_> {
         Position { record: &self.record, key: self.work.as_ref().map(|work| work.key.as_str()) }
-    }
-}
-
-/// What the record is deduplicated by, or why it cannot be.
-pub(super) fn identify(record: &Record, scope: &Scope) -> Result<(Work, Identity), String> {
-    if !record.headers_are_text() {
-        return Err("a header's name is not UTF-8, so the record's identity cannot be read".to_owned());
-    }
-    let identity = identity(record.headers()).ok_or_else(|| {
-        "no usable idempotency-key, no ce_source with ce_id and no id among its headers".to_owned()
-    })?;
-    let scope = scope.of(record.topic(), identity.r#type.as_deref());
-    if scope.len() > SCOPE_LIMIT {
-        return Err(format!(
-            "its scope has {} bytes, from a long type; the inbox keeps {SCOPE_LIMIT}",
-            scope.len()
-        ));
-    }
-    let work = Work {
-        scope,
-        key: identity.key.clone(),
-        fingerprint: Fingerprint::exact(record.payload().map(AsRef::as_ref)),
-        attempts: 1,
-        origin: Some(Origin {
-            topic: record.topic().to_owned(),
-            partition: record.partition(),
-            offset: record.offset(),
-            timestamp_ms: record.timestamp_ms(),
-        }),
-    };
-    Ok((work, identity))
-}
-
-pub(super) fn decode<P: Decode>(record: &Arc<Record>, identity: Identity) -> Decoded<P> {
-    match catch_unwind(AssertUnwindSafe(|| P::decode(record))) {
-        Ok(Ok(payload)) => Ok(Delivery::new(payload, Arc::clone(record), identity.key, identity.r#type)),
-        Ok(Err(error)) => Err((Cause::Undecodable, chain(error.as_ref()))),
-        Err(panic) => Err((Cause::Panic, panic_message(panic.as_ref()))),
     }
 }
 

@@ -11,6 +11,7 @@
 
 mod breaker;
 mod failure;
+mod fingerprints;
 mod fixture;
 mod inbox;
 mod leased;
@@ -19,6 +20,7 @@ mod outage;
 mod parked;
 mod proxy;
 mod rebalance;
+mod routes;
 mod runtime;
 mod shutdown;
 mod start;
