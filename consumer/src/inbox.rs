@@ -370,6 +370,10 @@ impl Inbox {
         Ok(buried)
     }
 
+    pub(crate) fn consumer(&self) -> &str {
+        &self.consumer
+    }
+
     fn ttl_ms(&self) -> i64 {
         i64::try_from(self.lease_ttl.as_millis()).unwrap_or(i64::MAX)
     }

@@ -42,11 +42,13 @@
 //!
 //! In the order in which a record travels: [`Kafka`] and [`Consumer`] (the poll thread and the partition lanes),
 //! [`Record`], [`Decode`], [`Scope`], [`inbox`] (claim, fingerprint, completion), [`Handler`] with its [`Delivery`] and
-//! [`Verdict`], and where that fails the dead-letter topic `<topic>.<consumer>.dlt`.
+//! [`Verdict`], and where that fails the dead-letter topic `<topic>.<consumer>.dlt`. Without Kafka: [`Inbox`], and over it
+//! [`http`], a `tower` layer for the header `Idempotency-Key`.
 
 #![warn(missing_docs)]
 
 pub mod build;
+pub mod http;
 pub mod inbox;
 pub mod run;
 
