@@ -237,7 +237,7 @@ where
 fn told(key: &IdempotencyKey, failure: &Failure) {
     let (key, caller) = (key.as_str(), key.caller());
     match failure {
-        Failure::Panicked(message) => tracing::error!(key, caller, message, "a request panicked"),
+        Failure::Panicked(panic) => tracing::error!(key, caller, panic, "a request panicked"),
         failure => tracing::warn!(key, caller, %failure, "a request was not done; its key is free"),
     }
 }

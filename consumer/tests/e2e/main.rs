@@ -11,6 +11,7 @@
 
 mod failure;
 mod fixture;
+mod http;
 mod inbox;
 mod leased;
 mod outage;
