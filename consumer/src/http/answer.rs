@@ -121,11 +121,18 @@ impl Answer {
         self.headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum()
     }
 
-    fn into_response<B>(self) -> Response<Body<B>> {
-        let mut response = Response::new(Body::whole(self.body));
-        *response.status_mut() = self.status;
-        *response.headers_mut() = self.headers;
-        replayed(response)
+    fn again<B>(self) -> Response<Body<B>> {
+        replayed(Response::from(self).map(Body::whole))
+    }
+}
+
+/// For a handler that makes up its answer as the look-up does.
+impl From<Answer> for Response<Bytes> {
+    fn from(answer: Answer) -> Self {
+        let mut response = Self::new(answer.body);
+        *response.status_mut() = answer.status;
+        *response.headers_mut() = answer.headers;
+        response
     }
 }
 
@@ -149,7 +156,7 @@ pub(super) fn read<B>(outcome: Option<&Outcome>) -> Kept<B> {
     let stored = outcome.and_then(|outcome| outcome.decode::<Stored>().ok());
     let Some(answer) = stored.and_then(Stored::into_answer) else { return Kept::Unreadable };
     match answer {
-        (answer, Some(body)) => Kept::Whole(answer.body(body).into_response()),
+        (answer, Some(body)) => Kept::Whole(answer.body(body).again()),
         (answer, None) => Kept::Stub(answer.status, answer.headers),
     }
 }
