@@ -17,8 +17,8 @@
 //!                               └─ no database ─────▶ 503, Retry-After: nothing ran
 //! ```
 //!
-//! What it says itself is `application/problem+json`; the source of `problem.rs` has the table of types. The row of
-//! `inbox.message` is authoritative, and a final answer is given only once it is stored: two repeats never get two answers.
+//! The row of `inbox.message` is authoritative, and a final answer is given only once it is stored: two repeats never get two
+//! answers. An answer is kept for as long as the row is; so far nothing purges it.
 //!
 //! **The same request** is the same caller, key, method, path with query, `Content-Type`, `Content-Encoding` and exact body.
 //! The caller is part of the scope ([`Caller`]), the rest is compared: one key at two endpoints, or with the JSON written in
@@ -39,6 +39,20 @@
 //! answer waits for the repeat. Who shuts down waits for these tasks: [`IdempotencyLayer::running`]. A process that is
 //! killed leaves the lease, which runs out after [`Inbox::lease_ttl`]; work that takes longer says that it moves on, by
 //! [`Idempotency::progress`]. Task-local values do not reach the service; extensions and the current tracing span do.
+//!
+//! **Problems.** What the layer says itself is `application/problem+json` (RFC 9457), told apart by `type`:
+//!
+//! | `urn:baton:idempotency:` | status | ran here | the client |
+//! |---|---|---|---|
+//! | `key-missing`, `key-malformed`, `caller-unknown`, `body-unreadable` | 400 | no | mends the request |
+//! | `body-too-large` | 413 | no | sends less |
+//! | `in-progress` | 409, `Retry-After` | no | repeats with the same key |
+//! | `payload-differs` | 422 | no | takes a new key: this one stands for another request |
+//! | `unavailable` | 503, `Retry-After` | no | repeats with the same key |
+//! | `outcome-unknown` | 503, `Retry-After` | yes, unmarked | repeats with the same key |
+//! | `failed` | 500 | yes, half-way | repeats with the same key |
+//! | `given-up` | 500 | no | asks a human, *not* with a new key: whether it took effect is not known |
+//! | `answer-not-kept` | 410 | before | is done: it took effect; `answer_status` says with which status |
 //!
 //! **Where it goes.** Inside authentication (or the caller is not known) and inside compression (or compressed answers are kept);
 //! outside of routers that strip a prefix. A time-out outside of it ends the waiting, not the work; one inside of it drops

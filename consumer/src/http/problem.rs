@@ -1,16 +1,5 @@
-//! What the layer says instead of an answer, as `application/problem+json` (RFC 9457). Clients tell them apart by `type`:
-//!
-//! | `urn:baton:idempotency:` | status | ran here | the client |
-//! |---|---|---|---|
-//! | `key-missing`, `key-malformed`, `caller-unknown`, `body-unreadable` | 400 | no | mends the request |
-//! | `body-too-large` | 413 | no | sends less |
-//! | `in-progress` | 409, `Retry-After` | no | repeats with the same key |
-//! | `payload-differs` | 422 | no | takes a new key: this one stands for another request |
-//! | `unavailable` | 503, `Retry-After` | no | repeats with the same key |
-//! | `outcome-unknown` | 503, `Retry-After` | yes, unmarked | repeats with the same key |
-//! | `failed` | 500 | yes, half-way | repeats with the same key |
-//! | `given-up` | 500 | no | asks a human, *not* with a new key: whether it took effect is not known |
-//! | `answer-not-kept` | 410 | before | is done: it took effect; `answer_status` says with which status |
+//! What the layer says instead of an answer, as `application/problem+json` (RFC 9457). Types and statuses are a public format; the
+//! page of [`http`](super) has them as a table.
 
 use std::time::Duration;
 
@@ -170,7 +159,7 @@ mod tests {
 
     #[test]
     fn every_problem_stands_in_the_table_with_its_status() {
-        let page = include_str!("problem.rs");
+        let page = include_str!("../http.rs");
         let lines: Vec<&str> = page.lines().filter(|line| line.starts_with("//! | `")).collect();
         for problem in ALL {
             let (status, kind, _) = problem.kind();

@@ -14,7 +14,7 @@ use http::{Response, StatusCode};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use tokio::time::Instant;
 
-use crate::fixture::{World, eventually_logged, in_world};
+use crate::fixture::{World, eventually, eventually_logged, in_world};
 use shop::{Bytestream, Does, Front, Shop, pieces, post, request, whole};
 
 /// Shorter than any test, longer than a statement on a busy machine.
@@ -427,6 +427,28 @@ fn a_client_that_hangs_up_ends_nothing_and_finds_the_answer_when_it_comes_again(
         again.expect_payment(1);
         assert!(again.is_replayed());
         assert_eq!((shop.charged(), shop.asked()), ((1, 1), 0));
+    });
+}
+
+#[test]
+fn what_a_process_that_died_after_the_charge_left_behind_is_asked_after() {
+    in_world(1, |world| async move {
+        let (shop, front) = front(&world);
+        shop.next([Does::ChargesAndHangs]);
+        let process = tokio::runtime::Runtime::new().unwrap();
+        let pool = process.spawn(PgPoolOptions::new().connect_with(world.options.clone())).await.unwrap();
+        let dying = Front::new(&shop, Inbox::new("payments", pool.unwrap()).unwrap().lease_ttl(TTL));
+        let client = process.spawn(async move { dying.pay("key", "100").await });
+        shop.entered().await;
+        process.shutdown_background();
+        assert!(client.await.unwrap_err().is_cancelled());
+        let again = eventually("its lease to have run out", || async {
+            let reply = front.pay("key", "100").await;
+            if reply.status == 409 { Err(format!("{reply:?}")) } else { Ok(reply) }
+        });
+        let again = again.await;
+        assert_eq!((again.body.as_str(), again.is_replayed()), ("looked up", true));
+        assert_eq!((shop.charged(), shop.asked(), shop.attempts()), ((1, 1), 1, vec![1]));
     });
 }
 

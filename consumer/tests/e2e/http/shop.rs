@@ -48,6 +48,8 @@ pub(super) enum Does {
     Errs,
     /// Waits for [`Shop::gate`], charges, answers 201.
     Waits,
+    /// Charges, and never comes to an end.
+    ChargesAndHangs,
     /// Says until then that it moves on, charges, answers 201.
     MovesOnUntil(Arc<AtomicBool>),
 }
@@ -145,6 +147,11 @@ impl Shop {
             Some(Does::Waits) => {
                 self.0.entered.add_permits(1);
                 self.0.gate.acquire().await?.forget();
+            }
+            Some(Does::ChargesAndHangs) => {
+                self.charge(idempotency);
+                self.0.entered.add_permits(1);
+                std::future::pending::<()>().await;
             }
             Some(Does::MovesOnUntil(done)) => {
                 while !done.load(Ordering::SeqCst) {
