@@ -223,6 +223,7 @@ mod tests {
             ("abc\"", "without quotes"),
             ("a b", "without quotes"),
             ("abc, abc", "without quotes"),
+            ("abc,abc", "without quotes"),
             ("\"abc\", \"abc\"", "follows its closing quote"),
             ("\"abc\";v=1", "follows its closing quote"),
             ("\"a\\nb\"", "backslash"),
