@@ -412,6 +412,10 @@ impl Inbox {
         self.lease_ttl
     }
 
+    pub(crate) fn consumer(&self) -> &str {
+        &self.consumer
+    }
+
     fn ttl_ms(&self) -> i64 {
         i64::try_from(self.lease_ttl.as_millis()).unwrap_or(i64::MAX)
     }

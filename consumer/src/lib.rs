@@ -41,12 +41,14 @@
 //! ```
 //!
 //! In the order in which a record travels: [`Kafka`] and [`Consumer`] (the poll thread and the partition lanes),
-//! [`Record`], [`Scope`], [`Fingerprints`], [`inbox`] (claim, completion), [`Routes`], [`Decode`], [`Handler`] with its
-//! [`Delivery`] and [`Verdict`], and where that fails the dead-letter topic `<topic>.<consumer>.dlt`.
+//! [`Record`], [`Scope`], [`Fingerprints`], [`inbox`] (claim, completion), [`Routes`], [`Decode`], [`Handler`] and
+//! [`LeasedHandler`] with [`Delivery`] and [`Verdict`], and where that fails the dead-letter topic `<topic>.<consumer>.dlt`.
+//! Without Kafka: [`Inbox`], and over it [`http`], a `tower` layer for the header `Idempotency-Key`.
 
 #![warn(missing_docs)]
 
 pub mod build;
+pub mod http;
 pub mod inbox;
 pub mod route;
 pub mod run;

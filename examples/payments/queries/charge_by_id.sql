@@ -1,0 +1,1 @@
+SELECT id, cents FROM provider_charge WHERE id = $1;
