@@ -307,6 +307,13 @@ impl Inbox {
                 Claim::InProgress { is_left_behind: true } => statements::take(&mut tx, self, work).await?,
                 other => Err(other),
             };
+            // A claim that must leave nothing. None has a record's time so far; one that has must look at the watermark once more in
+            // a statement of its own before it commits (docs/decisions/0013).
+            if matches!(leased, Err(Claim::TooOld)) {
+                let rolled_back = tx.rollback().await;
+                session.ended(rolled_back);
+                return Ok(Err(Once::TooOld));
+            }
             // It waited for another transaction, and its lease has run all the time. Nobody has seen it: once more.
             if leased.is_ok() && !self.is_fresh(asked) {
                 let rolled_back = tx.rollback().await;

@@ -39,6 +39,15 @@ pub(super) enum Claim {
         is_left_behind: bool,
     },
     Conflict,
+    /// Nobody has it, but a duplicate of it may have been purged. The row that is there now is to be rolled back.
+    TooOld,
+}
+
+/// What a completion found.
+pub(super) enum Completed {
+    Done,
+    /// A purge came between the claim's snapshot and its insert, and what it took may have been this work. To be rolled back.
+    TooOld,
 }
 
 type Row = (String, bool, Option<String>, Option<String>, Option<String>, bool);
@@ -74,6 +83,7 @@ pub(super) async fn claim(
     }
     match state.as_str() {
         "claimed" => Ok(Claim::Ours),
+        "too_old" => Ok(Claim::TooOld),
         "done" => outcome
             .map(Outcome::stored)
             .transpose()
@@ -120,17 +130,20 @@ pub(super) async fn complete(
     consumer: &str,
     work: &Work,
     outcome: Option<&Outcome>,
-) -> Result<(), Error> {
-    let changed = sqlx::query(include_str!("../../queries/message_complete.sql"))
+) -> Result<Completed, Error> {
+    let is_too_old = sqlx::query_scalar(include_str!("../../queries/message_complete.sql"))
         .bind(consumer)
         .bind(&work.scope)
         .bind(&work.key)
         .bind(outcome.map(Outcome::as_json))
-        .execute(&mut **tx)
+        .fetch_optional(&mut **tx)
         .await
-        .map_err(|source| Error::Complete { key: work.key.clone(), source })?
-        .rows_affected();
-    if changed == 1 { Ok(()) } else { Err(Error::Fenced { key: work.key.clone() }) }
+        .map_err(|source| Error::Complete { key: work.key.clone(), source })?;
+    match is_too_old {
+        Some(false) => Ok(Completed::Done),
+        Some(true) => Ok(Completed::TooOld),
+        None => Err(Error::Fenced { key: work.key.clone() }),
+    }
 }
 
 /// Whether the holder still has the work; then for the lease's whole length again. `attempts` are counted with it.

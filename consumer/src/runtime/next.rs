@@ -5,7 +5,7 @@
 //! | fresh, duplicate, dead | on to the next record |
 //! | the handler says transient or unknown | wait by the consumer's policy; counted as an attempt |
 //! | the database or the dead-letter topic is away, in progress elsewhere | wait, up to 5 s at a time; counts for nothing |
-//! | the handler says permanent, panicked, undecodable, conflict | a dead letter with that cause |
+//! | the handler says permanent, panicked, undecodable, conflict; too old | a dead letter with that cause |
 
 use std::time::Duration;
 
@@ -46,6 +46,11 @@ pub(super) fn next(attempt: Result<Once, inbox::Error>, undecodable: Option<Caus
         Ok(Once::Conflict) => Next::GiveUp {
             cause: Cause::Conflict,
             error: "its idempotency key was used with another payload".to_owned(),
+        },
+        // Buried like the rest: without a row its repeats would each be a dead letter again.
+        Ok(Once::TooOld) => Next::GiveUp {
+            cause: Cause::TooOld,
+            error: "its record is as old as what was purged from the inbox, which may have held it: it may have been applied".to_owned(),
         },
         Ok(Once::Failed(failure)) => {
             let error = failure.to_string();
@@ -205,6 +210,7 @@ mod tests {
         );
         assert_eq!(cause(next(failed(Failure::Panicked("boom".to_owned())), None)), Some(Cause::Panic));
         assert_eq!(cause(next(Ok(Once::Conflict), None)), Some(Cause::Conflict));
+        assert_eq!(cause(next(Ok(Once::TooOld), None)), Some(Cause::TooOld));
         assert_eq!(cause(next(Ok(Once::Conflict), Some(Cause::Undecodable))), Some(Cause::Conflict));
     }
 

@@ -11,6 +11,7 @@
 
 mod failure;
 mod fixture;
+mod horizon;
 mod inbox;
 mod leased;
 mod outage;
