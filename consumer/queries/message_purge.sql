@@ -1,5 +1,6 @@
 -- One batch of finished rows goes, oldest first, and the watermark is raised over their record times: in one transaction, so that
 -- whoever finds a row gone can see the watermark above it. $1 consumer, $2 cut-off, $3 rows, $4 how far the batch before came, or null.
+-- `OFFSET 0` keeps the look at `parked` one index probe a row: as a join it may be planned while that table is small, and kept.
 -- A record time that lies ahead of the cut-off keeps its row, or it would put the watermark above records that are still to come.
 WITH finished AS MATERIALIZED (
     SELECT m.ctid AS place
@@ -8,7 +9,8 @@ WITH finished AS MATERIALIZED (
       AND (m.record_time IS NULL OR m.record_time < $2)
       AND NOT EXISTS (SELECT FROM inbox.parked p
                       WHERE p.consumer = m.consumer AND p.topic = m.topic AND p."partition" = m."partition" AND p."offset" = m."offset"
-                        AND p.state NOT IN ('done', 'discarded'))
+                        AND p.state NOT IN ('done', 'discarded')
+                      OFFSET 0)
     ORDER BY m.finished_at
     LIMIT $3
     FOR UPDATE OF m SKIP LOCKED

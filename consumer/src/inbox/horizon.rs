@@ -37,7 +37,7 @@ use time::OffsetDateTime;
 use super::session::Session;
 use super::{Error, Inbox};
 
-/// Rows of one transaction. A batch of them takes some 50 ms and holds up no claim.
+/// Rows of one transaction. A batch of them takes some 100 ms and holds up no claim.
 const BATCH: u16 = 5_000;
 
 /// What [`Inbox::purge`] did.
