@@ -288,7 +288,8 @@ impl Inbox {
     /// transaction that also stores the outcome; everyone else gets that outcome, or is told why not.
     ///
     /// `scope` separates keys that mean different things (at most 1,280 bytes, may be empty); `key` is 1 byte to 1 KiB; the
-    /// exact bytes of `payload` are what makes a second call the same work.
+    /// exact bytes of `payload` are what makes a second call the same work. What was done is remembered until it is purged
+    /// ([`purge`](Self::purge)): a call after that runs again.
     ///
     /// ```no_run
     /// # use baton_consumer::inbox::{Inbox, Once};
