@@ -129,7 +129,7 @@ pub(crate) async fn keep(inbox: Inbox, horizon: Duration, stop: impl Future<Outp
                 }
             }
             Err(error) if has_failed => {
-                tracing::debug!(error = chain(&error), "cannot purge the inbox still")
+                tracing::debug!(error = chain(&error), "the inbox still cannot be purged");
             }
             Err(error) => {
                 has_failed = true;
