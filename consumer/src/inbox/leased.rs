@@ -303,12 +303,13 @@ impl Inbox {
             let asked = Instant::now();
             let first = Holder { owner: self.owner.to_string(), generation: 1 };
             let leased = match statements::claim(&mut tx, self, work, Some(&*self.owner)).await? {
+                // It commits before its effects, so no completion would find what this claim could not see.
+                Claim::Ours if statements::is_too_old(&mut tx, self, work).await? => Err(Claim::TooOld),
                 Claim::Ours => Ok(Leased { holder: first, run_before: 0 }),
                 Claim::InProgress { is_left_behind: true } => statements::take(&mut tx, self, work).await?,
                 other => Err(other),
             };
-            // A claim that must leave nothing. None has a record's time so far; one that has must look at the watermark once more in
-            // a statement of its own before it commits (docs/decisions/0013).
+            // Its row must not stay.
             if matches!(leased, Err(Claim::TooOld)) {
                 let rolled_back = tx.rollback().await;
                 session.ended(rolled_back);

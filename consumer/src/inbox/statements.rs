@@ -95,6 +95,21 @@ pub(super) async fn claim(
     }
 }
 
+/// Whether a purge that the claim's statement could not see may have taken this work. Nothing is asked of work without a time.
+pub(super) async fn is_too_old(
+    tx: &mut Transaction<'_, Postgres>,
+    inbox: &Inbox,
+    work: &Work,
+) -> Result<bool, Error> {
+    let Some(record_time_ms) = work.record_time_ms() else { return Ok(false) };
+    sqlx::query_scalar(include_str!("../../queries/horizon_look.sql"))
+        .bind(&*inbox.consumer)
+        .bind(record_time_ms)
+        .fetch_one(&mut **tx)
+        .await
+        .map_err(|source| Error::Claim { scope: work.scope.clone(), key: work.key.clone(), source })
+}
+
 type Taken = (String, Option<String>, Option<String>, i64, i32);
 
 /// Takes over what a lease has left behind. An error of the claim's says why not.
