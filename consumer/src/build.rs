@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use baton_protocol::dead_letter;
 use baton_protocol::retry::{self, Policy};
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, join};
 use rdkafka::error::KafkaError;
 use sqlx::PgPool;
 use tokio::sync::Notify;
 
 use crate::apply::{Apply, ByLease, InTransaction};
 use crate::dead_letter::DeadLetters;
+use crate::inbox::horizon;
 use crate::kafka::Member;
 use crate::runtime::breaker::Breaker;
 use crate::runtime::budget::Limits;
@@ -141,6 +142,7 @@ pub struct Builder {
     outage_after: NonZeroUsize,
     lease_ttl: Duration,
     instance: Option<String>,
+    dedupe_horizon: Duration,
 }
 
 impl Builder {
@@ -167,6 +169,7 @@ impl Builder {
             outage_after: NonZeroUsize::MIN.saturating_add(4),
             lease_ttl: Inbox::DEFAULT_LEASE_TTL,
             instance: None,
+            dedupe_horizon: Inbox::DEFAULT_HORIZON,
         }
     }
 
@@ -236,6 +239,15 @@ impl Builder {
     #[must_use]
     pub fn lease_ttl(mut self, ttl: Duration) -> Self {
         self.lease_ttl = ttl;
+        self
+    }
+
+    /// How long what is finished is remembered, 1 s to 100 years: a repeat of a record after that is a dead letter, `too_old`, and
+    /// never applied. At least as long as the topics are kept. The consumer purges by itself, now and then; see
+    /// [`Inbox::purge`]. Default: 30 days.
+    #[must_use]
+    pub fn dedupe_horizon(mut self, horizon: Duration) -> Self {
+        self.dedupe_horizon = horizon;
         self
     }
 
@@ -332,6 +344,7 @@ impl Builder {
     fn with<A: Apply>(self, apply: A) -> WithHandler {
         let (consumer, scope, retry, terms) = (self.name.clone(), self.scope.clone(), self.retry, self.terms);
         let (fingerprints, outage_after) = (self.fingerprints.clone(), self.outage_after.get());
+        let dedupe_horizon = self.dedupe_horizon;
         let mut topics = self.topics.clone();
         topics.sort();
         topics.dedup();
@@ -351,7 +364,13 @@ impl Builder {
                 set_aside,
             });
             let retrying = Arc::clone(&worker);
-            let retrier: Retrier = Box::new(move |stop| Box::pin(retrying.retry_parked(topics, stop)));
+            let retrier: Retrier = Box::new(move |stop: Stop| {
+                let (inbox, mut ending) = (retrying.inbox.clone(), stop.clone());
+                Box::pin(async move {
+                    let purging = horizon::keep(inbox, dedupe_horizon, async { ending.requested().await });
+                    join(retrying.retry_parked(topics, stop), purging).await;
+                })
+            });
             let lanes: Spawn = Arc::new(move |inlet: Inlet| {
                 let worker = Arc::clone(&worker);
                 Box::pin(async move { worker.run(inlet).await })

@@ -6,6 +6,7 @@
 //! ```text
 //! claim ─┬─ nobody has it ───▶ action ─┬─ done ──▶ outcome + mark, the last write ──▶ COMMIT
 //!        │                             └─ failed or panicked ──▶ ROLLBACK: no trace
+//!        ├─ nobody, and a duplicate may have been purged ─▶ ROLLBACK, TooOld
 //!        ├─ done, same payload ──────▶ Duplicate, with the stored outcome
 //!        ├─ dead, same payload ──────▶ Dead
 //!        ├─ in progress elsewhere ───▶ InProgress
@@ -20,11 +21,13 @@
 //! on this side: the server ends one that stalls, and a connection whose transaction did not end in order is closed, not
 //! returned to the pool.
 
+pub(crate) mod horizon;
 mod leased;
 mod parked;
 mod session;
 mod statements;
 
+pub use horizon::{Left, Purged};
 pub(crate) use leased::WhenSpent;
 pub use leased::{Lease, Reconcile, Reconciled};
 pub use parked::AfterDeadLetter;
@@ -44,7 +47,7 @@ use time::OffsetDateTime;
 use crate::verdict::is_transient;
 use crate::{Failure, Outcome, Verdict};
 use session::Session;
-use statements::Claim;
+use statements::{Claim, Completed};
 
 /// The longest consumer name, in bytes: it is part of topic names.
 pub const CONSUMER_LIMIT: usize = 249;
@@ -75,6 +78,9 @@ pub enum Once {
         /// What the handler said.
         error: Option<String>,
     },
+    /// It has no row, and its record's time is at or below that of something purged ([`Inbox::purge`]): it may have been applied
+    /// before. Nothing was applied. Only of records: what is brought by a caller has no such time.
+    TooOld,
     /// The action ran here and failed: everything it did through the transaction is rolled back. What it did elsewhere, by a
     /// lease, is asked after by the next call; so it is where a look-up panicked.
     Failed(Failure),
@@ -195,6 +201,11 @@ pub enum Error {
         /// How many they were.
         attempts: u32,
     },
+    /// A batch could not be purged. Those before it are; the next purge goes on.
+    #[error(
+        "cannot purge the inbox; check that `baton migrate inbox` has brought it up to date and that the role may delete there, as baton_consumer may"
+    )]
+    Purge(#[source] sqlx::Error),
     /// The database's clock could not be read.
     #[error("cannot read the database's clock")]
     Clock(#[source] sqlx::Error),
@@ -246,6 +257,15 @@ impl Work {
             .fingerprint(Some(payload))
             .map_err(|source| Error::Payload { key: key.to_owned(), source })?;
         Ok(Self { scope: scope.to_owned(), key: key.to_owned(), fingerprint, attempts: 1, origin: None })
+    }
+}
+
+impl Work {
+    /// Its age says nothing about it.
+    pub(crate) fn forget_time(&mut self) {
+        if let Some(origin) = &mut self.origin {
+            origin.timestamp_ms = None;
+        }
     }
 }
 
@@ -316,6 +336,7 @@ impl Inbox {
     ///
     /// `scope` separates keys that mean different things (at most 1,280 bytes, may be empty); `key` is 1 byte to 1 KiB; the
     /// exact bytes of `payload`, or what [`fingerprint`](Self::fingerprint) says, are what makes a second call the same work.
+    /// What was done is remembered until it is purged ([`purge`](Self::purge)): a call after that runs again.
     ///
     /// ```no_run
     /// # use baton_consumer::inbox::{Inbox, Once};
@@ -374,12 +395,16 @@ impl Inbox {
         }
         match AssertUnwindSafe(async { action(&mut tx).await }).catch_unwind().await {
             Ok(Verdict::Done(outcome)) => {
-                if let Err(error) =
-                    statements::complete(&mut tx, &self.consumer, work, outcome.as_ref()).await
-                {
+                let refused =
+                    match statements::complete(&mut tx, &self.consumer, work, outcome.as_ref()).await {
+                        Ok(Completed::Done) => None,
+                        Ok(Completed::TooOld) => Some(Ok(Once::TooOld)),
+                        Err(error) => Some(failed_or(error)),
+                    };
+                if let Some(refused) = refused {
                     let rolled_back = tx.rollback().await;
                     session.ended(rolled_back);
-                    return failed_or(error);
+                    return refused;
                 }
                 if let Err(source) = tx.commit().await {
                     return failed_or(Error::Commit { key: work.key.clone(), source });
@@ -451,6 +476,7 @@ fn met(claim: Claim) -> Option<Once> {
         Claim::Dead { cause, error } => Some(Once::Dead { cause, error }),
         Claim::InProgress { .. } => Some(Once::InProgress),
         Claim::Conflict => Some(Once::Conflict),
+        Claim::TooOld => Some(Once::TooOld),
     }
 }
 

@@ -69,7 +69,10 @@ impl Line {
                 (7, "one check", include_str!("../outbox/0007_one_check.sql")),
                 (8, "cheap checks", include_str!("../outbox/0008_cheap_checks.sql")),
             ],
-            Self::Inbox => &[(1, "inbox", include_str!("../inbox/0001_inbox.sql"))],
+            Self::Inbox => &[
+                (1, "inbox", include_str!("../inbox/0001_inbox.sql")),
+                (2, "horizon", include_str!("../inbox/0002_horizon.sql")),
+            ],
         }
     }
 

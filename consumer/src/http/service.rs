@@ -212,7 +212,8 @@ where
             None => Problem::OutcomeUnknown,
         },
         Ok(Once::Duplicate(outcome)) => return Ok(settings.repeat(key, outcome.as_ref())),
-        Ok(Once::InProgress) => Problem::InProgress,
+        // Only a record is too old, by its time; a request has none.
+        Ok(Once::InProgress | Once::TooOld) => Problem::InProgress,
         Ok(Once::Conflict) => Problem::PayloadDiffers,
         Ok(Once::Dead { cause, error }) => {
             tracing::warn!(key = key.as_str(), caller = key.caller(), cause, error, "a dead key was used");

@@ -335,12 +335,20 @@ impl Inbox {
             let asked = Instant::now();
             let first = Holder { owner: self.owner.to_string(), generation: 1 };
             let leased = match statements::claim(&mut tx, self, work, Some(&*self.owner)).await? {
+                // It commits before its effects, so no completion would find what this claim could not see.
+                Claim::Ours if statements::is_too_old(&mut tx, self, work).await? => Err(Claim::TooOld),
                 Claim::Ours => Ok(Leased { holder: first, run_before: 0 }),
                 Claim::InProgress { is_left_behind: true } => {
                     statements::take(&mut tx, self, work, budget).await?
                 }
                 other => Err(other),
             };
+            // Its row must not stay.
+            if matches!(leased, Err(Claim::TooOld)) {
+                let rolled_back = tx.rollback().await;
+                session.ended(rolled_back);
+                return Ok(Err(Once::TooOld));
+            }
             // It waited for another transaction, and its lease has run all the time. Nobody has seen it: once more.
             if leased.is_ok() && !self.is_fresh(asked) {
                 let rolled_back = tx.rollback().await;

@@ -39,6 +39,15 @@ pub(super) enum Claim {
         is_left_behind: bool,
     },
     Conflict,
+    /// Nobody has it, but a duplicate of it may have been purged. The row that is there now is to be rolled back.
+    TooOld,
+}
+
+/// What a completion found.
+pub(super) enum Completed {
+    Done,
+    /// A purge came between the claim's snapshot and its insert, and what it took may have been this work. To be rolled back.
+    TooOld,
 }
 
 type Row = (String, bool, Option<String>, Option<String>, Option<String>, bool);
@@ -74,6 +83,7 @@ pub(super) async fn claim(
     }
     match state.as_str() {
         "claimed" => Ok(Claim::Ours),
+        "too_old" => Ok(Claim::TooOld),
         "done" => outcome
             .map(Outcome::stored)
             .transpose()
@@ -83,6 +93,21 @@ pub(super) async fn claim(
         "in_progress" => Ok(Claim::InProgress { is_left_behind }),
         _ => Err(Error::UnknownState { key: work.key.clone(), state }),
     }
+}
+
+/// Whether a purge that the claim's statement could not see may have taken this work. Nothing is asked of work without a time.
+pub(super) async fn is_too_old(
+    tx: &mut Transaction<'_, Postgres>,
+    inbox: &Inbox,
+    work: &Work,
+) -> Result<bool, Error> {
+    let Some(record_time_ms) = work.record_time_ms() else { return Ok(false) };
+    sqlx::query_scalar(include_str!("../../queries/horizon_look.sql"))
+        .bind(&*inbox.consumer)
+        .bind(record_time_ms)
+        .fetch_one(&mut **tx)
+        .await
+        .map_err(|source| Error::Claim { scope: work.scope.clone(), key: work.key.clone(), source })
 }
 
 type Taken = (String, Option<String>, Option<String>, i64, i32);
@@ -121,17 +146,20 @@ pub(super) async fn complete(
     consumer: &str,
     work: &Work,
     outcome: Option<&Outcome>,
-) -> Result<(), Error> {
-    let changed = sqlx::query(include_str!("../../queries/message_complete.sql"))
+) -> Result<Completed, Error> {
+    let is_too_old = sqlx::query_scalar(include_str!("../../queries/message_complete.sql"))
         .bind(consumer)
         .bind(&work.scope)
         .bind(&work.key)
         .bind(outcome.map(Outcome::as_json))
-        .execute(&mut **tx)
+        .fetch_optional(&mut **tx)
         .await
-        .map_err(|source| Error::Complete { key: work.key.clone(), source })?
-        .rows_affected();
-    if changed == 1 { Ok(()) } else { Err(Error::Fenced { key: work.key.clone() }) }
+        .map_err(|source| Error::Complete { key: work.key.clone(), source })?;
+    match is_too_old {
+        Some(false) => Ok(Completed::Done),
+        Some(true) => Ok(Completed::TooOld),
+        None => Err(Error::Fenced { key: work.key.clone() }),
+    }
 }
 
 /// Whether the holder still has the work; then for the lease's whole length again. `attempts` are counted with it.

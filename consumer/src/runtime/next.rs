@@ -6,7 +6,7 @@
 //! | the handler says transient or unknown | wait by the consumer's policy; an attempt is spent |
 //! | the handler says outage, the database or the dead-letter topic is away, in progress elsewhere | wait, up to 5 s at a time; no attempt is spent |
 //! | leased work whose attempts are spent | a dead letter, `exhausted` |
-//! | the handler says permanent, undecodable or of an unknown type; it panicked; conflict | a dead letter with that cause |
+//! | the handler says permanent, undecodable or of an unknown type; it panicked; conflict; too old | a dead letter with that cause |
 
 use std::time::Duration;
 
@@ -47,6 +47,11 @@ pub(super) fn next(attempt: Result<Once, inbox::Error>) -> Next {
         Ok(Once::Conflict) => Next::GiveUp {
             cause: Cause::Conflict,
             error: "its idempotency key was used with another payload".to_owned(),
+        },
+        // Buried like the rest: without a row its repeats would each be a dead letter again.
+        Ok(Once::TooOld) => Next::GiveUp {
+            cause: Cause::TooOld,
+            error: "its record is as old as what was purged from the inbox, which may have held it: it may have been applied".to_owned(),
         },
         Ok(Once::Failed(failure)) => {
             let error = failure.to_string();
@@ -221,6 +226,7 @@ mod tests {
         assert_eq!(cause(next(failed(Failure::unknown_type("no")))), Some(Cause::UnknownType));
         assert_eq!(cause(next(failed(Failure::Panicked("boom".to_owned())))), Some(Cause::Panic));
         assert_eq!(cause(next(Ok(Once::Conflict))), Some(Cause::Conflict));
+        assert_eq!(cause(next(Ok(Once::TooOld))), Some(Cause::TooOld));
     }
 
     #[test]

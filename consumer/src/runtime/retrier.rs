@@ -81,7 +81,13 @@ impl<A: Apply> Worker<A> {
         let Some(ticket) = stop.unless(self.breaker.admit()).await else {
             return self.give_back(&taken, taken.attempts, "asked to stop", Duration::ZERO).await;
         };
-        let tried = self.attempt(ticket, &message).await;
+        let mut tried = self.attempt(ticket, &message).await;
+        if matches!(tried, Tried::GiveUp { cause: Cause::TooOld, .. }) {
+            // It waited for longer than the horizon. That it was not applied is known by its row here: a purge spares what
+            // settles a record that is set aside.
+            message.work.forget_time();
+            tried = self.attempt(self.breaker.admit().await, &message).await;
+        }
         let (at, attempts) = (Position::of(&message), message.work.attempts);
         match tried {
             Tried::Settled(met) => {

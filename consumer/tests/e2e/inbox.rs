@@ -36,7 +36,7 @@ fn stored(once: Once) -> Option<Outcome> {
 }
 
 /// Waits until some session of this database waits for another one's transaction.
-async fn somebody_waits(world: &World) {
+pub(crate) async fn somebody_waits(world: &World) {
     eventually("a claim waits for another transaction", || async {
         let waiting: i64 = sqlx::query_scalar(
             "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'",

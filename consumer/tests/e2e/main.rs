@@ -13,6 +13,7 @@ mod breaker;
 mod failure;
 mod fingerprints;
 mod fixture;
+mod horizon;
 mod http;
 mod inbox;
 mod leased;
