@@ -13,17 +13,20 @@
 //! ```
 //!
 //! A concurrent claim of the same work waits on the unique index until the first transaction ends. Every path goes
-//! through one statement, `queries/message_claim.sql`, which alone compares fingerprints.
+//! through `queries/message_claim.sql`, or for many at a time through `queries/batch_claim.sql` ([`Inbox::run_batch`]): these
+//! two compare fingerprints, and nothing else decides.
 //!
 //! *On failure.* A lost connection rolls back on the server. A COMMIT whose reply is lost may have taken place: the row
 //! decides, so the work is claimed again and is then found done, or is run. No transaction is ever raced against a timer
 //! on this side: the server ends one that stalls, and a connection whose transaction did not end in order is closed, not
 //! returned to the pool.
 
+mod batch;
 mod leased;
 mod session;
 mod statements;
 
+pub use batch::{Answer, Batch, Fresh, Item};
 pub use leased::{Lease, Reconcile, Reconciled};
 
 use std::fmt;
@@ -77,7 +80,7 @@ pub enum Once {
 }
 
 /// What the database did not do. Nothing was applied, unless a variant says otherwise; the same call may be made again
-/// with the same key.
+/// with the same key. Of a batch the key is the first one, with how many more there are.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -410,11 +413,16 @@ fn met(claim: Claim) -> Option<Once> {
 
 /// What the effects did wrong shows only at the end when a constraint is deferred: that is the action's failure.
 fn failed_or(error: Error) -> Result<Once, Error> {
+    is_actions_fault(error).map(|source| Once::Failed(Failure::permanent(source)))
+}
+
+/// The database's answer where the effects are to blame for it.
+fn is_actions_fault(error: Error) -> Result<sqlx::Error, Error> {
     match error {
         Error::Complete { source, .. } | Error::Commit { source, .. }
             if source.as_database_error().is_some() && !is_transient(&source) =>
         {
-            Ok(Once::Failed(Failure::permanent(source)))
+            Ok(source)
         }
         error => Err(error),
     }
