@@ -3,7 +3,7 @@
 -- batch: only that one is inserted, and the others are compared with it. Keys are taken in one order by everyone, or two
 -- batches that overlap would wait for each other.
 -- A row without a state: another transaction settled it, or it was purged, after this statement's snapshot. Ask again.
--- The look-up of a row names an order and a limit so that it is an index scan whatever the statistics say.
+-- The look-up of a row names an order and a limit: an index scan, but where statistics say that there are next to no rows.
 WITH item AS MATERIALIZED (
     SELECT *
     FROM unnest($2::text[], $3::text[], $4::text[], $5::boolean[], $6::integer[], $7::bigint[], $8::text[], $9::integer[], $10::bigint[])

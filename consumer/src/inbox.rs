@@ -200,6 +200,7 @@ pub struct Inbox {
     consumer: Arc<str>,
     pool: PgPool,
     begin: Arc<str>,
+    begin_claim: Arc<str>,
     owner: Arc<str>,
     lease_ttl: Duration,
     budget: u32,
@@ -262,6 +263,7 @@ impl Inbox {
             consumer: consumer.into(),
             pool,
             begin: session::begin_sql(Self::DEFAULT_STALL),
+            begin_claim: session::begin_claim_sql(Self::DEFAULT_STALL),
             owner: uuid::Uuid::new_v4().simple().to_string().into(),
             lease_ttl: Self::DEFAULT_LEASE_TTL,
             budget: Self::DEFAULT_ATTEMPTS,
@@ -273,6 +275,7 @@ impl Inbox {
     #[must_use]
     pub fn stall_timeout(mut self, stall: Duration) -> Self {
         self.begin = session::begin_sql(stall);
+        self.begin_claim = session::begin_claim_sql(stall);
         self
     }
 
@@ -329,7 +332,7 @@ impl Inbox {
         A: AsyncFnOnce(&mut Transaction<'_, Postgres>) -> Verdict,
     {
         let mut session = Session::open(&self.pool).await?;
-        let mut tx = session.begin(&self.begin).await?;
+        let mut tx = session.begin(&self.begin_claim).await?;
         let claim = statements::claim(&mut tx, self, work, None).await?;
         let is_left_behind = matches!(claim, Claim::InProgress { is_left_behind: true });
         if let Some(once) = met(claim) {

@@ -41,7 +41,7 @@ pub(super) enum Claim {
     Conflict,
 }
 
-type Row = (String, bool, Option<String>, Option<String>, Option<String>, bool);
+type Row = (String, bool, Option<String>, Option<String>, Option<String>, bool, Option<String>);
 
 /// Takes the work or says what became of it, with an owner by a lease. Waits while another transaction has it.
 pub(super) async fn claim(
@@ -52,7 +52,7 @@ pub(super) async fn claim(
 ) -> Result<Claim, Error> {
     let failed = |source| Error::Claim { scope: work.scope.clone(), key: work.key.clone(), source };
     // Nothing comes back when the row was settled or purged behind this statement's snapshot: the next one sees it.
-    let (state, same_payload, outcome, cause, error, is_left_behind) = loop {
+    let (state, same_payload, outcome, cause, error, is_left_behind, _) = loop {
         let query = sqlx::query_as::<_, Row>(include_str!("../../queries/message_claim.sql"))
             .bind(&*inbox.consumer)
             .bind(&work.scope)
@@ -100,6 +100,9 @@ fn claimed(
 type BatchRow =
     (i64, Option<String>, Option<bool>, Option<String>, Option<String>, Option<String>, Option<bool>);
 
+/// From so many items on a claim is planned anew.
+const KEPT_PLAN: usize = 100;
+
 /// What a batch's claim says of one item: nothing yet where it is to be asked again.
 pub(super) type Told = (usize, Option<Result<Claim, Error>>);
 
@@ -115,7 +118,10 @@ pub(super) async fn claim_batch(
     fn each<'w, T>(works: &[&'w Work], asked: &[usize], of: impl Fn(&'w Work) -> T) -> Vec<T> {
         asked.iter().map(|&index| of(works[index])).collect()
     }
+    // A plan that was kept from when the table held a few rows reads all of it for each item that is known. Making one anew is
+    // a round trip and a millisecond: nothing to many items, and to few ones more than they can lose.
     let rows = sqlx::query_as::<_, BatchRow>(include_str!("../../queries/batch_claim.sql"))
+        .persistent(asked.len() < KEPT_PLAN)
         .bind(&*inbox.consumer)
         .bind(each(works, asked, |work| work.scope.as_str()))
         .bind(each(works, asked, |work| work.key.as_str()))

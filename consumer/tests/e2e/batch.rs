@@ -476,6 +476,21 @@ fn an_item_that_does_not_fit_refuses_its_batch_before_anything_runs() {
     });
 }
 
+#[test]
+fn an_asynchronous_commit_of_a_batch_is_made_synchronous() {
+    in_world(1, |world| async move {
+        let alter = format!("ALTER DATABASE {} SET synchronous_commit = off", world.name);
+        sqlx::raw_sql(sqlx::AssertSqlSafe(alter)).execute(&world.pool).await.unwrap();
+        let batch = given(&[("a", "1")]);
+        let action = async |fresh: &mut [Fresh], tx: &mut Transaction<'_, Postgres>| {
+            let seen: String = sqlx::query_scalar("SHOW synchronous_commit").fetch_one(&mut **tx).await?;
+            Ok(fresh[0].set_outcome(&seen)?)
+        };
+        let batch = inbox(&world.pool_of(1).await).run_batch(&items(&batch), action).await.unwrap();
+        assert_eq!(answers(batch), ["fresh \"on\""]);
+    });
+}
+
 /// Batches of keys and payloads, few of each so that they meet.
 fn batches() -> impl Strategy<Value = Vec<Vec<Given>>> {
     let item = (0..2_u8, 0..6_u8, 0..2_u8).prop_map(|(scope, key, payload)| {
