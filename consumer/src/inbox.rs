@@ -14,19 +14,22 @@
 //! ```
 //!
 //! A concurrent claim of the same work waits on the unique index until the first transaction ends. Every path goes
-//! through one statement, `queries/message_claim.sql`, which alone compares fingerprints.
+//! through `queries/message_claim.sql`, or for many at a time through `queries/batch_claim.sql` ([`Inbox::run_batch`]): these
+//! two compare fingerprints, and nothing else decides.
 //!
 //! *On failure.* A lost connection rolls back on the server. A COMMIT whose reply is lost may have taken place: the row
 //! decides, so the work is claimed again and is then found done, or is run. No transaction is ever raced against a timer
 //! on this side: the server ends one that stalls, and a connection whose transaction did not end in order is closed, not
 //! returned to the pool.
 
+mod batch;
 pub(crate) mod horizon;
 mod leased;
 mod parked;
 mod session;
 mod statements;
 
+pub use batch::{Answer, Batch, Fresh, Item};
 pub use horizon::{Left, Purged};
 pub(crate) use leased::WhenSpent;
 pub use leased::{Lease, Reconcile, Reconciled};
@@ -87,7 +90,7 @@ pub enum Once {
 }
 
 /// What the database did not do. Nothing was applied, unless a variant says otherwise; the same call may be made again
-/// with the same key.
+/// with the same key. Of a batch the key is the first one, with how many more there are.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -233,6 +236,7 @@ pub struct Inbox {
     pool: PgPool,
     compare: Compare,
     begin: Arc<str>,
+    begin_claim: Arc<str>,
     owner: Arc<str>,
     lease_ttl: Duration,
     budget: u32,
@@ -302,6 +306,7 @@ impl Inbox {
             pool,
             compare: Compare::default(),
             begin: session::begin_sql(Self::DEFAULT_STALL),
+            begin_claim: session::begin_claim_sql(Self::DEFAULT_STALL),
             owner: uuid::Uuid::new_v4().simple().to_string().into(),
             lease_ttl: Self::DEFAULT_LEASE_TTL,
             budget: Self::DEFAULT_ATTEMPTS,
@@ -313,6 +318,7 @@ impl Inbox {
     #[must_use]
     pub fn stall_timeout(mut self, stall: Duration) -> Self {
         self.begin = session::begin_sql(stall);
+        self.begin_claim = session::begin_claim_sql(stall);
         self
     }
 
@@ -385,7 +391,7 @@ impl Inbox {
         A: AsyncFnOnce(&mut Transaction<'_, Postgres>) -> Verdict,
     {
         let mut session = Session::open(&self.pool).await?;
-        let mut tx = session.begin(&self.begin).await?;
+        let mut tx = session.begin(&self.begin_claim).await?;
         let claim = statements::claim(&mut tx, self, work, None).await?;
         let is_left_behind = matches!(claim, Claim::InProgress { is_left_behind: true });
         if let Some(once) = met(claim) {
@@ -482,11 +488,16 @@ fn met(claim: Claim) -> Option<Once> {
 
 /// What the effects did wrong shows only at the end when a constraint is deferred: that is the action's failure.
 fn failed_or(error: Error) -> Result<Once, Error> {
+    is_actions_fault(error).map(|source| Once::Failed(Failure::permanent(source)))
+}
+
+/// The database's answer where the effects are to blame for it.
+fn is_actions_fault(error: Error) -> Result<sqlx::Error, Error> {
     match error {
         Error::Complete { source, .. } | Error::Commit { source, .. }
             if source.as_database_error().is_some() && !is_transient(&source) =>
         {
-            Ok(Once::Failed(Failure::permanent(source)))
+            Ok(source)
         }
         error => Err(error),
     }

@@ -5,6 +5,7 @@ mod drain;
 mod enqueue_tax;
 mod held_xmin;
 mod idle;
+mod inbox;
 mod latency;
 mod payloads;
 mod stamps;
@@ -35,6 +36,8 @@ pub(crate) enum Bench {
     Idle,
     /// An insert, against one into a plain outbox
     EnqueueTax,
+    /// A consumer's handler with the inbox, against the same without
+    Inbox,
 }
 
 impl Bench {
@@ -48,6 +51,7 @@ impl Bench {
             Self::Takeover => takeover::run(lab).await,
             Self::Idle => idle::run(lab).await,
             Self::EnqueueTax => enqueue_tax::run(lab).await,
+            Self::Inbox => inbox::run(lab).await,
         }
     }
 }

@@ -63,14 +63,25 @@ impl Drop for Session {
     }
 }
 
-/// The statements that open a transaction. The only value put into the text is a number.
-pub(super) fn begin_sql(stall: Duration) -> Arc<str> {
+/// The statements that open a transaction whose first statement is the claim of one piece of work. The only value put into the
+/// text is a number.
+pub(super) fn begin_claim_sql(stall: Duration) -> Arc<str> {
     let milliseconds = stall.as_millis().clamp(1, i32::MAX.unsigned_abs().into());
-    let text =
-        include_str!("../../queries/transaction_begin.sql").replace("{stall}", &milliseconds.to_string());
-    // It is sent with every message; the comments need not be.
-    let statements: Vec<&str> = text.lines().filter(|line| !line.starts_with("--")).collect();
-    statements.join(" ").into()
+    statements(include_str!("../../queries/transaction_begin.sql"))
+        .replace("{stall}", &milliseconds.to_string())
+        .into()
+}
+
+/// The statements that open any other transaction.
+pub(super) fn begin_sql(stall: Duration) -> Arc<str> {
+    let synchronous = statements(include_str!("../../queries/synchronous_commit_set.sql"));
+    format!("{} {synchronous}", begin_claim_sql(stall)).into()
+}
+
+/// They are sent with every message; the comments need not be.
+fn statements(file: &str) -> String {
+    let statements: Vec<&str> = file.lines().filter(|line| !line.starts_with("--")).collect();
+    statements.join(" ")
 }
 
 #[cfg(test)]
@@ -82,6 +93,7 @@ mod tests {
         assert!(begin_sql(Duration::from_secs(60)).contains("statement_timeout = 60000;"));
         assert!(begin_sql(Duration::ZERO).contains("statement_timeout = 1;"));
         assert!(begin_sql(Duration::ZERO).starts_with("BEGIN "));
+        assert!(begin_claim_sql(Duration::ZERO).contains("statement_timeout = 1;"));
         assert!(begin_sql(Duration::MAX).contains("statement_timeout = 2147483647;"));
     }
 }

@@ -50,7 +50,7 @@ pub(super) enum Completed {
     TooOld,
 }
 
-type Row = (String, bool, Option<String>, Option<String>, Option<String>, bool);
+type Row = (String, bool, Option<String>, Option<String>, Option<String>, bool, Option<String>);
 
 /// Takes the work or says what became of it, with an owner by a lease. Waits while another transaction has it.
 pub(super) async fn claim(
@@ -61,7 +61,7 @@ pub(super) async fn claim(
 ) -> Result<Claim, Error> {
     let failed = |source| Error::Claim { scope: work.scope.clone(), key: work.key.clone(), source };
     // Nothing comes back when the row was settled or purged behind this statement's snapshot: the next one sees it.
-    let (state, same_payload, outcome, cause, error, is_left_behind) = loop {
+    let (state, same_payload, outcome, cause, error, is_left_behind, _) = loop {
         let query = sqlx::query_as::<_, Row>(include_str!("../../queries/message_claim.sql"))
             .bind(&*inbox.consumer)
             .bind(&work.scope)
@@ -78,17 +78,29 @@ pub(super) async fn claim(
             break row;
         }
     };
+    claimed(work, state, same_payload, outcome, (cause, error), is_left_behind)
+}
+
+/// What a row of a claim says.
+fn claimed(
+    work: &Work,
+    state: String,
+    same_payload: bool,
+    outcome: Option<String>,
+    (cause, error): (Option<String>, Option<String>),
+    is_left_behind: bool,
+) -> Result<Claim, Error> {
     if !same_payload {
         return Ok(Claim::Conflict);
     }
     match state.as_str() {
         "claimed" => Ok(Claim::Ours),
         "too_old" => Ok(Claim::TooOld),
-        "done" => outcome
-            .map(Outcome::stored)
-            .transpose()
-            .map(Claim::Done)
-            .map_err(|error| failed(sqlx::Error::Decode(error.into()))),
+        "done" => outcome.map(Outcome::stored).transpose().map(Claim::Done).map_err(|error| Error::Claim {
+            scope: work.scope.clone(),
+            key: work.key.clone(),
+            source: sqlx::Error::Decode(error.into()),
+        }),
         "dead" => Ok(Claim::Dead { cause: cause.unwrap_or_default(), error }),
         "in_progress" => Ok(Claim::InProgress { is_left_behind }),
         _ => Err(Error::UnknownState { key: work.key.clone(), state }),
@@ -108,6 +120,67 @@ pub(super) async fn is_too_old(
         .fetch_one(&mut **tx)
         .await
         .map_err(|source| Error::Claim { scope: work.scope.clone(), key: work.key.clone(), source })
+}
+
+type BatchRow =
+    (i64, Option<String>, Option<bool>, Option<String>, Option<String>, Option<String>, Option<bool>);
+
+/// From so many items on a claim is planned anew.
+const KEPT_PLAN: usize = 100;
+
+/// What a batch's claim says of one item: nothing yet where it is to be asked again.
+pub(super) type Told = (usize, Option<Result<Claim, Error>>);
+
+/// Takes what nobody has of the items `asked` for, and tells of the others: of those that are the first of their key and are
+/// now this transaction's it tells nothing. Waits while another transaction has one of them.
+pub(super) async fn claim_batch(
+    tx: &mut Transaction<'_, Postgres>,
+    inbox: &Inbox,
+    works: &[&Work],
+    firsts: &[usize],
+    asked: &[usize],
+) -> Result<Vec<Told>, Error> {
+    fn each<'w, T>(works: &[&'w Work], asked: &[usize], of: impl Fn(&'w Work) -> T) -> Vec<T> {
+        asked.iter().map(|&index| of(works[index])).collect()
+    }
+    // A plan that was kept from when the table held a few rows reads all of it for each item that is known. Making one anew is
+    // a round trip and a millisecond: nothing to many items, and to few ones more than they can lose.
+    let rows = sqlx::query_as::<_, BatchRow>(include_str!("../../queries/batch_claim.sql"))
+        .persistent(asked.len() < KEPT_PLAN)
+        .bind(&*inbox.consumer)
+        .bind(each(works, asked, |work| work.scope.as_str()))
+        .bind(each(works, asked, |work| work.key.as_str()))
+        .bind(each(works, asked, |work| work.fingerprint.as_str()))
+        .bind(asked.iter().map(|&index| firsts[index] == index).collect::<Vec<_>>())
+        .bind(each(works, asked, Work::attempts_column))
+        .bind(each(works, asked, Work::record_time_ms))
+        .bind(each(works, asked, |work| work.origin.as_ref().map(|origin| origin.topic.as_str())))
+        .bind(each(works, asked, |work| work.origin.as_ref().map(|origin| origin.partition)))
+        .bind(each(works, asked, |work| work.origin.as_ref().map(|origin| origin.offset)))
+        .fetch_all(&mut **tx)
+        .await
+        .map_err(|source| {
+            let scope = asked.first().map(|&index| works[index].scope.clone()).unwrap_or_default();
+            Error::Claim { scope, key: several(&each(works, asked, |work| work)), source }
+        })?;
+    let told = |(nr, state, same_payload, outcome, cause, error, is_left_behind): BatchRow| {
+        let index = asked[usize::try_from(nr - 1).unwrap_or(usize::MAX)];
+        let claim = state.zip(same_payload).map(|(state, same_payload)| {
+            let why = (cause, error);
+            claimed(works[index], state, same_payload, outcome, why, is_left_behind.unwrap_or_default())
+        });
+        (index, claim)
+    };
+    Ok(rows.into_iter().map(told).collect())
+}
+
+/// Names a batch in an error.
+pub(super) fn several(works: &[&Work]) -> String {
+    match works {
+        [] => String::new(),
+        [only] => only.key.clone(),
+        [first, others @ ..] => format!("{} and {} more", first.key, others.len()),
+    }
 }
 
 type Taken = (String, Option<String>, Option<String>, i64, i32);
@@ -159,6 +232,35 @@ pub(super) async fn complete(
         Some(false) => Ok(Completed::Done),
         Some(true) => Ok(Completed::TooOld),
         None => Err(Error::Fenced { key: work.key.clone() }),
+    }
+}
+
+/// Writes outcomes and marks of a batch. Nothing may be written after it in this transaction.
+pub(super) async fn complete_batch(
+    tx: &mut Transaction<'_, Postgres>,
+    consumer: &str,
+    marks: &[(&Work, Option<&Outcome>)],
+) -> Result<Completed, Error> {
+    fn each<'w, T>(
+        marks: &[(&'w Work, Option<&'w Outcome>)],
+        of: impl Fn(&'w Work, Option<&'w Outcome>) -> T,
+    ) -> Vec<T> {
+        marks.iter().map(|&(work, outcome)| of(work, outcome)).collect()
+    }
+    let key = || several(&each(marks, |work, _| work));
+    let (changed, too_old): (i64, i64) = sqlx::query_as(include_str!("../../queries/batch_complete.sql"))
+        .bind(consumer)
+        .bind(each(marks, |work, _| work.scope.as_str()))
+        .bind(each(marks, |work, _| work.key.as_str()))
+        .bind(each(marks, |work, _| work.fingerprint.as_str()))
+        .bind(each(marks, |_, outcome| outcome.map(Outcome::as_json)))
+        .fetch_one(&mut **tx)
+        .await
+        .map_err(|source| Error::Complete { key: key(), source })?;
+    match (usize::try_from(changed) == Ok(marks.len()), too_old) {
+        (false, _) => Err(Error::Fenced { key: key() }),
+        (true, 0) => Ok(Completed::Done),
+        (true, _) => Ok(Completed::TooOld),
     }
 }
 

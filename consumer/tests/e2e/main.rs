@@ -9,6 +9,7 @@
     reason = "a helper of a test fails the test as the test itself would"
 )]
 
+mod batch;
 mod breaker;
 mod failure;
 mod fingerprints;
