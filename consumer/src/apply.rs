@@ -1,16 +1,39 @@
-//! The two ways of owning a message while a handler applies it, as the runtime sees them: one attempt each.
+//! The shapes of handlers, as the runtime sees them: one attempt on one message, and where it can, one on many.
 //!
 //! What cannot be decoded is claimed as well: it may be known, or another payload's key.
 
 use std::future::Future;
 
-use crate::inbox::{Error, Lease, Once, WhenSpent};
+use crate::inbox::{Batch, Error, Lease, Once, WhenSpent, Work};
 use crate::message::Message;
-use crate::{Handler, Inbox, LeasedHandler};
+use crate::{BatchHandler, Failure, Handler, Inbox, LeasedHandler, Verdict};
+
+/// What became of messages that were tried together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Together {
+    /// All are applied, or were found settled.
+    Settled,
+    /// None was applied by this: each is to be tried alone, in order.
+    OneByOne,
+}
 
 /// One attempt on one message.
 pub(crate) trait Apply: Send + Sync + 'static {
     fn attempt(&self, inbox: &Inbox, message: &Message) -> impl Future<Output = Result<Once, Error>> + Send;
+
+    /// How many messages it can be given at once.
+    fn most(&self) -> usize {
+        1
+    }
+
+    /// One attempt on many, in order.
+    fn attempt_all(
+        &self,
+        _inbox: &Inbox,
+        _messages: &[Message],
+    ) -> impl Future<Output = Result<Together, Error>> + Send {
+        std::future::ready(Ok(Together::OneByOne))
+    }
 }
 
 /// Effects in the database of the inbox.
@@ -37,5 +60,50 @@ impl<H: LeasedHandler> Apply for ByLease<H> {
             Err(failure) => failure.into(),
         };
         inbox.settle_leased(&message.work, &self.0, action, WhenSpent::Tell).await
+    }
+}
+
+/// Effects of many messages in the database of the inbox.
+pub(crate) struct InBatches<H> {
+    pub(crate) handler: H,
+    pub(crate) most: usize,
+}
+
+impl<H: BatchHandler> Apply for InBatches<H> {
+    async fn attempt(&self, inbox: &Inbox, message: &Message) -> Result<Once, Error> {
+        inbox
+            .settle(&message.work, async |tx| match message.delivery() {
+                Ok(delivery) => Verdict::from(self.handler.handle(&[delivery], tx).await),
+                Err(failure) => failure.into(),
+            })
+            .await
+    }
+
+    fn most(&self) -> usize {
+        self.most
+    }
+
+    async fn attempt_all(&self, inbox: &Inbox, messages: &[Message]) -> Result<Together, Error> {
+        let works: Vec<&Work> = messages.iter().map(|message| &message.work).collect();
+        let is_settled = |answer: &Result<Once, Error>| {
+            matches!(answer, Ok(Once::Fresh(_) | Once::Duplicate(_) | Once::Dead { .. }))
+        };
+        let batch = inbox
+            .settle_batch(&works, async |fresh, answers, tx| {
+                // What comes after one of its key that is held must not be applied before it.
+                if !answers.iter().flatten().all(is_settled) {
+                    return Err(Failure::transient("one of the batch has to be tried alone"));
+                }
+                let mut deliveries = Vec::with_capacity(fresh.len());
+                for item in fresh {
+                    deliveries.push(messages[item.index()].delivery()?);
+                }
+                self.handler.handle(&deliveries, tx).await
+            })
+            .await?;
+        Ok(match batch {
+            Batch::Settled(answers) if answers.iter().all(is_settled) => Together::Settled,
+            Batch::Settled(_) | Batch::Failed(_) => Together::OneByOne,
+        })
     }
 }

@@ -12,7 +12,7 @@ use rdkafka::error::KafkaError;
 use sqlx::PgPool;
 use tokio::sync::Notify;
 
-use crate::apply::{Apply, ByLease, InTransaction};
+use crate::apply::{Apply, ByLease, InBatches, InTransaction};
 use crate::dead_letter::DeadLetters;
 use crate::inbox::horizon;
 use crate::kafka::Member;
@@ -21,8 +21,8 @@ use crate::runtime::budget::Limits;
 use crate::runtime::lane::{Inlet, Spawn, Stop};
 use crate::runtime::worker::{Terms, Worker};
 use crate::{
-    AfterDeadLetter, Consumer, DeadLetterTopics, Fingerprints, Handler, Inbox, Kafka, LeasedHandler, Scope,
-    inbox,
+    AfterDeadLetter, BatchHandler, Consumer, DeadLetterTopics, Fingerprints, Handler, Inbox, Kafka,
+    LeasedHandler, Scope, inbox,
 };
 
 /// What cannot be built, and what to do.
@@ -339,6 +339,15 @@ impl Builder {
     #[must_use]
     pub fn leased<H: LeasedHandler>(self, handler: H) -> WithHandler {
         self.with(ByLease(handler))
+    }
+
+    /// Effects in the database of the inbox, of up to `most` messages of a partition in one transaction: as many as have come
+    /// by the time the last one is committed. Raises [`lane_rows`](Self::lane_rows) to twice that, so that they can.
+    #[must_use]
+    pub fn batched<H: BatchHandler>(mut self, most: NonZeroUsize, handler: H) -> WithHandler {
+        let most = most.get();
+        self.limits.lane_rows = self.limits.lane_rows.max(most.saturating_mul(2));
+        self.with(InBatches { handler, most })
     }
 
     fn with<A: Apply>(self, apply: A) -> WithHandler {

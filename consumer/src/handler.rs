@@ -9,7 +9,7 @@ use futures_util::future::BoxFuture;
 use sqlx::{Postgres, Transaction};
 
 use crate::inbox::{Lease, Reconcile};
-use crate::{Decode, Delivery, Verdict};
+use crate::{Decode, Delivery, Failure, Verdict};
 
 /// Applies one message in the transaction that also marks it as applied: both commit, or neither does.
 ///
@@ -126,6 +126,56 @@ where
     async fn handle(&self, delivery: &Delivery<P>, tx: &mut Transaction<'_, Postgres>) -> Verdict {
         (self.f)(delivery, tx).await
     }
+}
+
+/// Applies many messages in the transaction that also marks them all: what is fast with one statement for hundreds of rows.
+///
+/// The messages are of one partition, in its order, none of them applied before. All commit, or none does: after any failure or
+/// panic each is brought alone, so that only the one at fault is tried again or dead-lettered. A handler therefore does for one
+/// what it does for many.
+///
+/// ```
+/// use baton_consumer::{BatchHandler, Delivery, Failure, Json};
+/// use sqlx::{Postgres, Transaction};
+///
+/// #[derive(serde::Deserialize)]
+/// struct Order { id: i64, amount_cents: i64 }
+///
+/// struct Billing;
+///
+/// impl BatchHandler for Billing {
+///     type Payload = Json<Order>;
+///
+///     async fn handle(&self, orders: &[Delivery<Json<Order>>], tx: &mut Transaction<'_, Postgres>) -> Result<(), Failure> {
+///         let ids: Vec<i64> = orders.iter().map(|order| order.payload().0.id).collect();
+///         let cents: Vec<i64> = orders.iter().map(|order| order.payload().0.amount_cents).collect();
+///         sqlx::query("INSERT INTO invoice (order_id, amount_cents) SELECT * FROM unnest($1::bigint[], $2::bigint[])")
+///             .bind(ids)
+///             .bind(cents)
+///             .execute(&mut **tx)
+///             .await?;
+///         Ok(())
+///     }
+/// }
+/// ```
+pub trait BatchHandler: Send + Sync + 'static {
+    /// What each payload is decoded to: [`Json`](crate::Json), [`Raw`](crate::Raw), or your own.
+    type Payload: Decode;
+
+    /// Applies messages, at least one.
+    ///
+    /// # Errors
+    ///
+    /// What applies to one message alone applies when it is brought alone; of several, nothing is known of which it was.
+    ///
+    /// # Cancel safety
+    ///
+    /// It is only dropped half-way when a drain deadline is over; its transaction is then never committed.
+    fn handle(
+        &self,
+        deliveries: &[Delivery<Self::Payload>],
+        tx: &mut Transaction<'_, Postgres>,
+    ) -> impl Future<Output = Result<(), Failure>> + Send;
 }
 
 /// Applies one message by effects outside the inbox's database: a payment provider, a mail service.

@@ -74,7 +74,7 @@ pub use build::Builder;
 pub use decode::{Decode, Json, Raw};
 pub use delivery::Delivery;
 pub use fingerprint::Fingerprints;
-pub use handler::{Handler, HandlerFn, LeasedHandler, handler_fn};
+pub use handler::{BatchHandler, Handler, HandlerFn, LeasedHandler, handler_fn};
 pub use inbox::{AfterDeadLetter, Inbox, Once};
 pub use kafka::Kafka;
 pub use record::Record;

@@ -1,9 +1,12 @@
 -- The horizon: what is finished goes after a while (docs/decisions/0014).
 
--- By when it was finished, not by the record's time: a first start over two years of history finishes millions of rows whose
--- records are older than any horizon, and each purge would walk them all and keep them all.
+-- Not by the record's time: a first start over two years of history finishes millions of rows whose records are older than any
+-- horizon, and each purge would walk them all and keep them all. Not by when it was finished either: a mark may change no column
+-- of an index, then Postgres writes it beside the claim and touches no index; with the free half of each page that took a batch's
+-- marks from 28 to 17 µs each (PostgreSQL 15, 2 cores).
 DROP INDEX inbox.message_purge;
-CREATE INDEX message_purge ON inbox.message (consumer, finished_at) WHERE state = 'done';
+CREATE INDEX message_purge ON inbox.message (consumer, created_at) WHERE cause IS NULL;
+ALTER TABLE inbox.message SET (fillfactor = 50);
 
 -- When a parked record was done or discarded, written with that; without it the last thing that is known of the record counts.
 ALTER TABLE inbox.parked ADD COLUMN settled_at timestamptz;

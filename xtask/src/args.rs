@@ -18,8 +18,8 @@ usage: cargo xtask COMMAND
   test [FILTER...]                 bring the stack up and pass every check, and every test whose
                                    name contains one of the filters
   bench [NAME] [--check] [--quick] measure beside the limit: drain, latency, held_xmin, backlog,
-                                   payloads, takeover, idle, enqueue_tax, inbox; without a name
-                                   all; --check fails below the recorded bar; --quick takes a minute
+                                   payloads, takeover, idle, enqueue_tax, inbox, sick_key; without
+                                   a name all; --check fails below the recorded bar; --quick takes a minute
 
 DATABASE_URL and KAFKA_BROKERS, both set, are used instead of a stack of our own.
 BATON_STACK_DIR says where that lies (target/stack).";
@@ -47,8 +47,18 @@ pub(crate) enum Task {
 }
 
 /// What `baton-bench` can measure.
-const BENCHES: [&str; 9] =
-    ["drain", "latency", "held_xmin", "backlog", "payloads", "takeover", "idle", "enqueue_tax", "inbox"];
+const BENCHES: [&str; 10] = [
+    "drain",
+    "latency",
+    "held_xmin",
+    "backlog",
+    "payloads",
+    "takeover",
+    "idle",
+    "enqueue_tax",
+    "inbox",
+    "sick_key",
+];
 
 /// Understands the arguments after the program's name.
 pub(crate) fn parse(args: impl IntoIterator<Item = String>) -> Result<Task> {

@@ -8,6 +8,7 @@ mod idle;
 mod inbox;
 mod latency;
 mod payloads;
+mod sick_key;
 mod stamps;
 mod takeover;
 
@@ -38,6 +39,8 @@ pub(crate) enum Bench {
     EnqueueTax,
     /// A consumer's handler with the inbox, against the same without
     Inbox,
+    /// One key of 1,000 that fails while a backlog is consumed, against none
+    SickKey,
 }
 
 impl Bench {
@@ -52,6 +55,7 @@ impl Bench {
             Self::Idle => idle::run(lab).await,
             Self::EnqueueTax => enqueue_tax::run(lab).await,
             Self::Inbox => inbox::run(lab).await,
+            Self::SickKey => sick_key::run(lab).await,
         }
     }
 }

@@ -108,17 +108,28 @@ impl<A: Apply> Worker<A> {
         let mut turns = pin!(FuturesUnordered::new());
         let stop = inlet.stop.clone();
         let begin = |turn| self.turn(turn, &permits, stop.clone());
+        let most = self.apply.most();
         loop {
-            let turn = tokio::select! {
+            let record = tokio::select! {
                 biased;
                 () = inlet.stop.requested() => break,
-                Some(ended) = turns.next() => report(&inlet.reporter, &mut queues, &ended),
-                record = inlet.records.recv() => match record {
-                    Some(record) => queues.arrived(record),
-                    None => break,
-                },
+                Some(ended) = turns.next() => {
+                    turns.extend(report(&inlet.reporter, &mut queues, &ended).map(begin));
+                    continue;
+                }
+                // What is tried alone of a batch comes before the next batch.
+                record = inlet.records.recv(), if most == 1 || turns.is_empty() => record,
             };
-            turns.extend(turn.map(begin));
+            let Some(record) = record else { break };
+            let mut records = vec![record];
+            while records.len() < most
+                && let Ok(record) = inlet.records.try_recv()
+            {
+                records.push(record);
+            }
+            for record in self.together(records, &queues, &mut inlet).await {
+                turns.extend(queues.arrived(record).map(begin));
+            }
         }
         while let Some(ended) = turns.next().await {
             report(&inlet.reporter, &mut queues, &ended);
@@ -139,6 +150,28 @@ impl<A: Apply> Worker<A> {
                 }
             }
         }
+    }
+
+    /// Settles what can be settled together, and gives back, in order, what is to be tried alone.
+    async fn together(&self, records: Vec<Record>, queues: &Queues, inlet: &mut Inlet) -> Vec<Record> {
+        let (mut together, mut alone) = (Vec::new(), Vec::new());
+        if records.len() == 1 {
+            return records;
+        }
+        for record in &records {
+            let shared = Arc::new(record.clone());
+            match self.message(&shared) {
+                Ok(message) if !queues.is_behind(record) => together.push(message),
+                _ => alone.push(record.clone()),
+            }
+        }
+        if !self.are_settled(&together, &mut inlet.stop).await {
+            return records;
+        }
+        for message in &together {
+            inlet.reporter.settled(message.record.offset(), message.record.size());
+        }
+        alone
     }
 
     async fn turn(&self, turn: Turn, permits: &Semaphore, mut stop: Stop) -> Ended {

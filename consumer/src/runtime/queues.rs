@@ -43,6 +43,11 @@ impl Queues {
         Self { keys: HashMap::new(), aside: aside.into_iter().map(Bytes::from).collect() }
     }
 
+    /// Whether earlier ones of its key are set aside, as far as is known.
+    pub(super) fn is_behind(&self, record: &Record) -> bool {
+        record.shared_key().is_some_and(|key| self.aside.contains(key))
+    }
+
     /// A record came. Nothing: it waits for its turn.
     pub(super) fn arrived(&mut self, record: Record) -> Option<Turn> {
         let Some(key) = record.shared_key().cloned() else {

@@ -31,7 +31,7 @@ use super::breaker::{Breaker, Streak, Ticket};
 use super::lane::{Rest, Stop};
 use super::next::{Met, Next, Position, Reason, Waits, next};
 use super::queues::Way;
-use crate::apply::Apply;
+use crate::apply::{Apply, Together};
 use crate::dead_letter::DeadLetters;
 use crate::inbox::{AfterDeadLetter, Buried, Error, Inbox, Once, Parked, Place, Work};
 use crate::message::Message;
@@ -235,6 +235,25 @@ impl<A: Apply> Worker<A> {
             }
             Next::Wait { reason, error } => Tried::Again { reason, error },
             Next::GiveUp { cause, error } => Tried::GiveUp { cause, error, attempts },
+        }
+    }
+
+    /// Whether many messages could be settled in one attempt. If not, none was applied by it, and each tells for itself why.
+    pub(super) async fn are_settled(&self, messages: &[Message], stop: &mut Stop) -> bool {
+        if messages.len() < 2 {
+            return messages.is_empty();
+        }
+        let Some(ticket) = stop.unless(self.breaker.admit()).await else { return false };
+        match self.apply.attempt_all(&self.inbox, messages).await {
+            Ok(Together::Settled) => {
+                ticket.succeeded();
+                true
+            }
+            Ok(Together::OneByOne) => false,
+            Err(error) => {
+                tracing::debug!(error = %chain(&error), messages = messages.len(), "a batch is tried one by one");
+                false
+            }
         }
     }
 

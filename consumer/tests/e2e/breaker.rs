@@ -64,7 +64,8 @@ fn one_key_that_fails_is_no_outage_and_few_keys_are_none_either() {
             let (id, key) = (nr.to_string(), format!("k{nr}"));
             world.send(Send::new(&id, "sick").keyed(&key)).await;
         }
-        let running = start(&world, &probe);
+        let builder = world.builder().park_after(Duration::ZERO);
+        let running = Running::start(builder.transactional(probe.clone()).build().unwrap());
         world.eventually_committed(0, 4).await;
         assert_eq!(world.parked().await.len(), 4);
         probe.heal();

@@ -114,6 +114,16 @@ impl World {
         let new = NewTopic::new(topic, partitions, TopicReplication::Fixed(1));
         let answers = self.admin.create_topics([&new], &AdminOptions::new()).await.unwrap();
         assert!(answers.iter().all(Result::is_ok), "{answers:?}");
+        // A broker may take a moment to tell of a topic that it has made.
+        eventually(&format!("topic {topic} is told of"), || async {
+            let told = self.partitions(topic).await;
+            if told == usize::try_from(partitions).unwrap() {
+                Ok(())
+            } else {
+                Err(format!("{told} partitions"))
+            }
+        })
+        .await;
     }
 
     /// Removes records below an offset, as retention does.

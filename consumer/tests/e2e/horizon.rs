@@ -26,9 +26,9 @@ fn inbox(world: &World) -> Inbox {
 /// A row of each state and kind, by its age in days: of the record, and since it was finished.
 async fn row(world: &World, key: &str, state: &str, record_days: Option<i32>, finished_days: i32) {
     sqlx::query(
-        r#"INSERT INTO inbox.message (consumer, scope, key, fingerprint, state, topic, "partition", "offset", cause, record_time, finished_at)
+        r#"INSERT INTO inbox.message (consumer, scope, key, fingerprint, state, topic, "partition", "offset", cause, record_time, created_at, finished_at)
            VALUES ('billing', '', $1, 'v1:sha256:00', $2, 'orders', 0, hashtext($1), CASE WHEN $2 = 'dead' THEN 'permanent' END,
-                   now() - make_interval(days => $3), CASE WHEN $2 <> 'in_progress' THEN now() - make_interval(days => $4) END)"#,
+                   now() - make_interval(days => $3), now() - make_interval(days => $4), CASE WHEN $2 <> 'in_progress' THEN now() - make_interval(days => $4) END)"#,
     )
     .bind(key)
     .bind(state)
@@ -55,7 +55,7 @@ async fn parked(world: &World, key: &str, state: &str, settled_days: Option<i32>
 
 /// Lets everything have been finished so many days earlier, as time would.
 async fn age(world: &World, days: i32) {
-    sqlx::query("UPDATE inbox.message SET finished_at = finished_at - make_interval(days => $1)")
+    sqlx::query("UPDATE inbox.message SET created_at = created_at - make_interval(days => $1), finished_at = finished_at - make_interval(days => $1)")
         .bind(days)
         .execute(&world.pool)
         .await
@@ -273,8 +273,8 @@ fn a_purge_of_many_rows_takes_them_in_batches_and_a_second_one_leaves_it_to_the_
         world
             .pool
             .execute(
-                "INSERT INTO inbox.message (consumer, scope, key, fingerprint, state, record_time, finished_at)
-                 SELECT 'billing', '', n::text, 'v1:sha256:00', 'done', now() - '40 d'::interval, now() - '31 d'::interval
+                "INSERT INTO inbox.message (consumer, scope, key, fingerprint, state, record_time, created_at, finished_at)
+                 SELECT 'billing', '', n::text, 'v1:sha256:00', 'done', now() - '40 d'::interval, now() - '31 d'::interval, now() - '31 d'::interval
                  FROM generate_series(1, 15000) n",
             )
             .await

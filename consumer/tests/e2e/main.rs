@@ -10,6 +10,7 @@
 )]
 
 mod batch;
+mod batched;
 mod breaker;
 mod failure;
 mod fingerprints;
@@ -22,6 +23,7 @@ mod leased_runtime;
 mod outage;
 mod parked;
 mod proxy;
+mod readme;
 mod rebalance;
 mod routes;
 mod runtime;
