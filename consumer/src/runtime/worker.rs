@@ -168,27 +168,34 @@ impl<A: Apply> Worker<A> {
             let first = *since.get_or_insert_with(Instant::now);
             let delay = waits.wait(&Position::of(&message), reason, &error);
             let is_last = self.spent(&failures) >= self.terms.attempts;
-            if !reason.is_the_records() || !(is_last || first.elapsed() + delay > self.terms.park_after) {
-                if stop.sleep(delay).await == Rest::Stopped {
-                    return Progress::Abandoned;
-                }
-                continue;
-            }
-            // What follows cannot be taken back: was it an outage?
-            if let Some(last) = failures.last() {
-                match stop.unless(self.breaker.settled(*last, DOUBT)).await {
-                    None => return Progress::Abandoned,
-                    Some(true) => {
-                        since = None;
-                        waits = Waits::new(&self.retry);
+            let stays =
+                if reason.is_the_records() && (is_last || first.elapsed() + delay > self.terms.park_after) {
+                    // What follows cannot be taken back: was it an outage?
+                    match self.was_outage(&failures, stop).await {
+                        Some(true) => {
+                            since = None;
+                            waits = Waits::new(&self.retry);
+                            continue;
+                        }
+                        Some(false) => true,
+                        None => false,
+                    }
+                } else {
+                    if stop.sleep(delay).await == Rest::Over {
                         continue;
                     }
-                    Some(false) => {}
-                }
-            }
+                    false
+                };
             message.work.attempts = self.spent(&failures);
-            if message.work.attempts >= self.terms.attempts {
+            let is_spent = message.work.attempts >= self.terms.attempts;
+            if stays && is_spent {
                 return self.die(&message, Cause::Exhausted, error, since, stop).await;
+            }
+            // Its partition leaves. Unless it is at fault itself the next owner reads it again; if it is, its offset would hold
+            // back those of everything that was done after it.
+            let is_outage = failures.last().is_some_and(|streak| self.breaker.is_outage(*streak));
+            if !stays && (is_spent || is_outage || !reason.is_the_records()) {
+                return Progress::Abandoned;
             }
             let place = Place::Aside { error: &error, failed_for: first.elapsed(), delay };
             match self.set_aside(&message, place, stop).await {
@@ -201,6 +208,14 @@ impl<A: Apply> Worker<A> {
                 Some(Parked::Free | Parked::Settled) => {}
                 None => return Progress::Abandoned,
             }
+        }
+    }
+
+    /// Whether the last failure was an outage's, once that shows. Nothing: a stop was asked for before.
+    async fn was_outage(&self, failures: &[Streak], stop: &mut Stop) -> Option<bool> {
+        match failures.last() {
+            Some(last) => stop.unless(self.breaker.settled(*last, DOUBT)).await,
+            None => Some(false),
         }
     }
 

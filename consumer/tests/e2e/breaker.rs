@@ -4,10 +4,13 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::fixture::{Probe, Running, Send, World, eventually, eventually_logged, in_world, logged};
+use crate::fixture::{Probe, Running, Send, World, eventually_logged, in_world, lasting, logged};
 
 /// How long the outage lasts: long against the waits, the budget and the time after which a record is set aside.
-const OUTAGE: Duration = Duration::from_secs(6);
+fn outage_lasts() -> Duration {
+    let is_full = std::env::var("BATON_TIER").is_ok_and(|tier| tier == "full");
+    Duration::from_secs(if is_full { 60 } else { 6 })
+}
 
 fn start(world: &World, probe: &Probe) -> Running {
     let builder = world.builder().park_after(Duration::from_millis(500));
@@ -23,12 +26,12 @@ async fn outage(world: &World, payload: &str, keys: usize) {
     let begun = Instant::now();
     let running = start(world, &probe);
     eventually_logged(&["ERROR", "everything fails"]).await;
-    eventually("the outage has lasted", || async {
-        if begun.elapsed() > OUTAGE { Ok(()) } else { Err(String::new()) }
+    lasting("the outage has lasted", || async {
+        if begun.elapsed() > outage_lasts() { Ok(()) } else { Err(String::new()) }
     })
     .await;
     let during = probe.calls().len();
-    assert!(during < keys + 30, "{during} attempts in {OUTAGE:?}: they are probes, not a storm");
+    assert!(during < keys + 60, "{during} attempts in {:?}: they are probes, not a storm", outage_lasts());
     assert!(world.parked().await.is_empty(), "an outage sets nothing aside");
     assert!(world.rows().await.is_empty());
     assert!(world.read(&world.dlt()).await.is_empty());
@@ -37,7 +40,13 @@ async fn outage(world: &World, payload: &str, keys: usize) {
     probe.heal();
     let healed = Instant::now();
     world.eventually_effects(keys).await;
-    assert!(healed.elapsed() < Duration::from_secs(8), "{:?}", healed.elapsed());
+    let resumed = healed.elapsed();
+    println!(
+        "{keys} keys, {:?}: {during} attempts during it, all applied {resumed:?} after it",
+        outage_lasts()
+    );
+    // Its probes come within 4 s; the rest is work.
+    assert!(resumed < Duration::from_secs(8), "{resumed:?}");
     for nr in 0..keys {
         let last = probe.attempts_on(&format!("/test#{nr}")).pop();
         assert_eq!(last, Some(1), "no attempt was spent on {nr}");

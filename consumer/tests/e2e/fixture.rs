@@ -41,7 +41,22 @@ pub(crate) async fn eventually<T, F>(what: &str, mut ask: impl FnMut() -> F) -> 
 where
     F: Future<Output = Result<T, String>>,
 {
-    let deadline = Instant::now() + PATIENCE;
+    within(PATIENCE, what, &mut ask).await
+}
+
+/// As [`eventually`], for what takes as long as a test may.
+pub(crate) async fn lasting<T, F>(what: &str, mut ask: impl FnMut() -> F) -> T
+where
+    F: Future<Output = Result<T, String>>,
+{
+    within(LIMIT, what, &mut ask).await
+}
+
+async fn within<T, F>(patience: Duration, what: &str, ask: &mut impl FnMut() -> F) -> T
+where
+    F: Future<Output = Result<T, String>>,
+{
+    let deadline = Instant::now() + patience;
     loop {
         match ask().await {
             Ok(answer) => return answer,
@@ -178,6 +193,26 @@ impl World {
         self.producer.send(outgoing, Duration::from_secs(10)).await.expect("produce").offset
     }
 
+    /// Produces many, of a hundred keys, by the batch.
+    pub(crate) async fn send_many(&self, records: i64) {
+        let sent = (0..records).map(|nr| {
+            let (id, key) = (nr.to_string(), format!("k{}", nr % 100));
+            let headers = OwnedHeaders::new()
+                .insert(Header { key: "ce_source", value: Some("/test") })
+                .insert(Header { key: "ce_id", value: Some(id.as_str()) });
+            let record = FutureRecord::<str, str>::to(&self.topic)
+                .partition(0)
+                .headers(headers)
+                .key(&key)
+                .payload("pay");
+            self.producer.send_result(record).map_err(|(error, _)| error).expect("produce")
+        });
+        let sent: Vec<_> = sent.collect();
+        for delivery in sent {
+            delivery.await.expect("the producer lives").expect("produce");
+        }
+    }
+
     /// The effects in the order in which they were applied: key and payload.
     pub(crate) async fn effects(&self) -> Vec<(String, String)> {
         sqlx::query_as("SELECT key, convert_from(coalesce(payload, ''), 'UTF8') FROM effect ORDER BY nr")
@@ -230,7 +265,11 @@ impl World {
 
     /// The group's committed offset.
     pub(crate) async fn committed(&self, partition: i32) -> Option<i64> {
-        let (group, topic) = (self.group(), self.topic.clone());
+        self.committed_by(&self.group(), partition).await
+    }
+
+    async fn committed_by(&self, group: &str, partition: i32) -> Option<i64> {
+        let (group, topic) = (group.to_owned(), self.topic.clone());
         tokio::task::spawn_blocking(move || {
             let consumer: BaseConsumer = client().set("group.id", group).create().unwrap();
             let mut list = TopicPartitionList::new();
@@ -247,8 +286,12 @@ impl World {
     }
 
     pub(crate) async fn eventually_committed(&self, partition: i32, offset: i64) {
-        eventually(&format!("offset {offset} of partition {partition} is committed"), || async {
-            let committed = self.committed(partition).await;
+        self.eventually_committed_by(&self.group(), partition, offset).await;
+    }
+
+    pub(crate) async fn eventually_committed_by(&self, group: &str, partition: i32, offset: i64) {
+        lasting(&format!("offset {offset} of partition {partition} is committed"), || async {
+            let committed = self.committed_by(group, partition).await;
             if committed == Some(offset) { Ok(()) } else { Err(format!("{committed:?}")) }
         })
         .await;

@@ -9,6 +9,7 @@
     reason = "a helper of a test fails the test as the test itself would"
 )]
 
+mod again;
 mod batch;
 mod batched;
 mod breaker;

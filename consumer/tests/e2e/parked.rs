@@ -83,6 +83,31 @@ fn a_record_that_fails_shortly_is_tried_again_in_memory_and_holds_up_its_key_onl
 }
 
 #[test]
+fn a_record_that_waits_in_memory_is_set_aside_when_its_partition_leaves_and_holds_no_offset_back() {
+    in_world(1, |world| async move {
+        world.send(Send::new("a1", "sick").keyed("a")).await;
+        for nr in 0..20 {
+            world.send(Send::new(&format!("b{nr}"), "pay").keyed("b")).await;
+        }
+        let patient = || world.builder().park_after(Duration::from_secs(3600)).retry(slow_retries());
+        let probe = Probe::new();
+        let running = start(patient(), &probe);
+        world.eventually_effects(20).await;
+        assert_eq!(world.committed(0).await, None, "it waits in memory");
+        running.stop().await.unwrap();
+        assert_eq!(world.committed(0).await, Some(21));
+        assert_eq!(world.parked().await, [("/test#a1".to_owned(), "retrying".to_owned(), 1)]);
+        let next = Probe::new();
+        next.heal();
+        let running = start(patient(), &next);
+        make_due(&world).await;
+        assert_eq!(world.eventually_effects(21).await.last().map(String::as_str), Some("/test#a1"));
+        assert_eq!(next.calls().len(), 1, "nothing was read again");
+        running.stop().await.unwrap();
+    });
+}
+
+#[test]
 fn after_a_restart_what_comes_of_a_key_goes_behind_what_was_set_aside() {
     in_world(1, |world| async move {
         world.send(Send::new("a1", "sick").keyed("a")).await;

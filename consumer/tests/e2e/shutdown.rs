@@ -84,7 +84,13 @@ fn a_message_that_waits_for_a_retry_does_not_hold_up_the_shutdown() {
         })
         .await;
         timeout(Duration::from_secs(15), running.stop()).await.expect("it waits on").unwrap();
-        assert_eq!(world.committed(0).await, None);
+        assert!(world.effect_keys().await.is_empty());
+        assert_eq!(
+            world.parked().await,
+            [("/test#1".to_owned(), "retrying".to_owned(), 1)],
+            "kept for later"
+        );
+        assert_eq!(world.committed(0).await, Some(1));
     });
 }
 
