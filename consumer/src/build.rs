@@ -131,6 +131,8 @@ pub struct Builder {
     outage_after: NonZeroUsize,
     lease_ttl: Duration,
     instance: Option<String>,
+    #[cfg(feature = "plants")]
+    plant: Option<crate::plant::Plant>,
 }
 
 impl Builder {
@@ -156,7 +158,17 @@ impl Builder {
             outage_after: NonZeroUsize::MIN.saturating_add(4),
             lease_ttl: Inbox::DEFAULT_LEASE_TTL,
             instance: None,
+            #[cfg(feature = "plants")]
+            plant: None,
         }
+    }
+
+    /// A bug planted for the test suite's checkers.
+    #[cfg(feature = "plants")]
+    #[must_use]
+    pub fn plant(mut self, plant: crate::plant::Plant) -> Self {
+        self.plant = Some(plant);
+        self
     }
 
     /// The topics to read. They must exist. Required; adds to what was given before, and one given twice counts once.
@@ -352,6 +364,8 @@ impl WithHandler {
             terms,
             lease_ttl,
             instance,
+            #[cfg(feature = "plants")]
+            plant,
             ..
         } = builder;
         if !is_topic_text(&name) {
@@ -381,6 +395,8 @@ impl WithHandler {
         }
         let inbox = Inbox::new(&name, pool.clone()).map_err(Error::Inbox)?.stall_timeout(stall);
         let inbox = inbox.lease_ttl(lease_ttl).attempts(terms.attempts);
+        #[cfg(feature = "plants")]
+        let inbox = inbox.plant(plant);
         let group = group.unwrap_or_else(|| name.clone());
         let member = Member { group, instance };
         Ok(Consumer { name, pool, kafka, topics, member, own_topics, drain_deadline, limits, inbox, factory })

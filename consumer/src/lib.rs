@@ -48,6 +48,8 @@
 
 pub mod build;
 pub mod inbox;
+#[cfg(feature = "plants")]
+pub mod plant;
 pub mod run;
 
 mod apply;

@@ -76,7 +76,12 @@ impl GroupWatch {
     ///
     /// When the broker does not answer.
     pub async fn committed(&self) -> Outcome<BTreeMap<i32, i64>> {
-        Ok(self.offsets().await?.into_iter().map(|(partition, committed, _)| (partition, committed)).collect())
+        Ok(self
+            .offsets()
+            .await?
+            .into_iter()
+            .map(|(partition, committed, _)| (partition, committed))
+            .collect())
     }
 
     /// How many records the group has not committed.
@@ -97,11 +102,12 @@ impl GroupWatch {
                 asked.add_partition(&topic, *partition);
             }
             let committed = client.committed_offsets(asked, REQUEST)?;
-            let of = |(partition, low, high): (i32, i64, i64)| {
-                match committed.find_partition(&topic, partition).map(|found| found.offset()) {
-                    Some(Offset::Offset(at)) => (partition, at, high),
-                    _ => (partition, low, high),
-                }
+            let of = |(partition, low, high): (i32, i64, i64)| match committed
+                .find_partition(&topic, partition)
+                .map(|found| found.offset())
+            {
+                Some(Offset::Offset(at)) => (partition, at, high),
+                _ => (partition, low, high),
             };
             Ok(ends.into_iter().map(of).collect())
         })
@@ -111,7 +117,10 @@ impl GroupWatch {
 
 impl std::fmt::Debug for GroupWatch {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("GroupWatch").field("group", &self.group).field("topic", &self.topic).finish_non_exhaustive()
+        f.debug_struct("GroupWatch")
+            .field("group", &self.group)
+            .field("topic", &self.topic)
+            .finish_non_exhaustive()
     }
 }
 
@@ -148,7 +157,8 @@ mod tests {
 
     #[test]
     fn an_assignment_is_read_and_one_cut_short_is_none() {
-        let bytes = [&[0, 1][..], &[0, 0, 0, 1], &[0, 1], b"t", &[0, 0, 0, 2], &[0, 0, 0, 3], &[0, 0, 0, 5]].concat();
+        let bytes =
+            [&[0, 1][..], &[0, 0, 0, 1], &[0, 1], b"t", &[0, 0, 0, 2], &[0, 0, 0, 3], &[0, 0, 0, 5]].concat();
         assert_eq!(assigned(&bytes, "t"), Some(vec![3, 5]));
         assert_eq!(assigned(&bytes, "u"), Some(vec![]));
         assert_eq!(assigned(&bytes[..bytes.len() - 1], "t"), None);

@@ -114,7 +114,13 @@ impl<A: Apply> Worker<A> {
                 () = inlet.stop.requested() => break,
                 Some(ended) = turns.next() => report(&inlet.reporter, &mut queues, &ended),
                 record = inlet.records.recv() => match record {
-                    Some(record) => queues.arrived(record),
+                    Some(record) => {
+                        #[cfg(feature = "plants")]
+                        if self.inbox.has(crate::plant::Plant::OffsetBeforeEffect) {
+                            inlet.reporter.settled(record.offset(), record.size());
+                        }
+                        queues.arrived(record)
+                    }
                     None => break,
                 },
             };

@@ -7,6 +7,7 @@
 //! |---|---|
 //! | `EFFECTS_NAME` | its name to Postgres and Kafka; with it a lease lasts 2 s, and a record that fails is soon set aside |
 //! | `EFFECTS_STALL` | what ends its transactions, in seconds; 3 |
+//! | `EFFECTS_PLANT` | a bug, one of those in `consumer/src/plant.rs` |
 //! | `EFFECTS_SERVICE` | `host:port`: the effects go there, under a lease, instead of to the table |
 //!
 //! A payload whose `hold` is `before` or `after` stands still there, before or after its effect, for as long as somebody has
@@ -160,7 +161,8 @@ async fn run() -> Outcome {
         None => kafka,
     };
     let mut terminated = signal(SignalKind::terminate())?;
-    let builder = Consumer::builder("effects", pool.clone(), kafka).topics([argument(1)?]).group(argument(2)?);
+    let builder =
+        Consumer::builder("effects", pool.clone(), kafka).topics([argument(1)?]).group(argument(2)?);
     let builder = match &name {
         Some(_) => builder
             .stall_timeout(Duration::from_secs(env::var("EFFECTS_STALL").map_or(Ok(3), |text| text.parse())?))
@@ -168,6 +170,10 @@ async fn run() -> Outcome {
             .park_after(Duration::from_millis(500))
             .retry(Policy { base: Duration::from_millis(100), factor: 2.0, cap: Duration::from_secs(1) }),
         None => builder,
+    };
+    let builder = match env::var("EFFECTS_PLANT") {
+        Ok(plant) => builder.plant(plant.parse().map_err(Failure::new)?),
+        Err(_) => builder,
     };
     let built = match env::var("EFFECTS_SERVICE") {
         Ok(service) => builder.leased(Calls { service, name: name.unwrap_or_default(), pool }),

@@ -16,8 +16,8 @@
 //! By default half of the cells, twice each; `BATON_TIER=full` has each twenty times, `BATON_TEST_POINT=C2` all of one
 //! point twice.
 
-mod case;
-mod verdict;
+pub(crate) mod case;
+pub(crate) mod verdict;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -38,13 +38,13 @@ const AT_ONCE: usize = 20;
 
 /// How a message is owned while it is handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Owning {
+pub(crate) enum Owning {
     Transactional,
     Leased,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Point {
+pub(crate) enum Point {
     C1,
     C2,
     C3,
@@ -54,7 +54,7 @@ enum Point {
 
 /// What is done to the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Fault {
+pub(crate) enum Fault {
     Kill,
     /// SIGSTOP until another one has done its work, then SIGCONT.
     Sleep,
@@ -65,10 +65,10 @@ const POINTS: [Point; 5] = [Point::C1, Point::C2, Point::C3, Point::C4, Point::C
 const FAULTS: [Fault; 2] = [Fault::Kill, Fault::Sleep];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Cell {
-    owning: Owning,
-    point: Point,
-    fault: Fault,
+pub(crate) struct Cell {
+    pub(crate) owning: Owning,
+    pub(crate) point: Point,
+    pub(crate) fault: Fault,
 }
 
 impl fmt::Display for Cell {
@@ -92,7 +92,7 @@ fn a_fault_at_any_point_of_a_consumers_work_loses_nothing_and_nothing_takes_effe
                         None => full || (o + p + f).is_multiple_of(2),
                     };
                     if chosen {
-                        cases.push(Case::new(harness, Cell { owning, point, fault }).await?);
+                        cases.push(Case::new(harness, Cell { owning, point, fault }, None).await?);
                     }
                 }
             }

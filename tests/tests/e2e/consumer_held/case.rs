@@ -32,7 +32,7 @@ const TABLES: &str = "
         $$ BEGIN INSERT INTO asked (statement) VALUES (current_query()); RETURN NULL; END $$;
     CREATE TRIGGER note_asked AFTER UPDATE ON inbox.message FOR EACH STATEMENT EXECUTE FUNCTION note_asked()";
 
-pub(super) struct Case {
+pub(crate) struct Case {
     pub(super) cell: Cell,
     pub(super) site: Site,
     pub(super) topic: String,
@@ -43,6 +43,8 @@ pub(super) struct Case {
     /// Has the locks that hold.
     lock: PgConnection,
     members: BTreeMap<String, Process>,
+    /// A bug in them.
+    plant: Option<&'static str>,
     started: usize,
     /// Of each partition.
     keys: BTreeMap<i32, Vec<String>>,
@@ -51,7 +53,12 @@ pub(super) struct Case {
     /// Records with the key of another one and another payload.
     pub(super) forged: usize,
     uncommitted: usize,
-    wrong: Vec<String>,
+    /// Messages whose offset was committed before their effect.
+    early: Vec<String>,
+    /// Messages whose row an owner changed that was none any more.
+    stale: Vec<String>,
+    /// Messages that were not held where they should have been.
+    elsewhere: Vec<String>,
 }
 
 /// One round's message: which, and who will have it.
@@ -68,7 +75,8 @@ struct Held {
 type Row = (String, Option<String>, i64, Option<String>, Option<String>);
 
 impl Case {
-    pub(super) async fn new(harness: &mut Harness, cell: Cell) -> Outcome<Self> {
+    /// A cell whose processes have that plant, or none.
+    pub(crate) async fn new(harness: &mut Harness, cell: Cell, plant: Option<&'static str>) -> Outcome<Self> {
         let site = harness.site().await?;
         // At C5 each of three gets two, so that each of two has to give one away.
         let topic = site.topic("faults", if cell.point == Point::C5 { 6 } else { 2 }).await?;
@@ -80,24 +88,27 @@ impl Case {
             service: Service::start().await?,
             lock: site.connect().await?,
             members: BTreeMap::new(),
+            plant,
             started: 0,
             keys: BTreeMap::new(),
             ranks: BTreeMap::new(),
             sent: Vec::new(),
             forged: 0,
             uncommitted: 0,
-            wrong: Vec::new(),
+            early: Vec::new(),
+            stale: Vec::new(),
+            elsewhere: Vec::new(),
             site,
             topic,
             group,
         })
     }
 
-    pub(super) fn cell(&self) -> Cell {
+    pub(crate) fn cell(&self) -> Cell {
         self.cell
     }
 
-    pub(super) async fn run(&mut self, rounds: usize) -> Outcome<Score> {
+    pub(crate) async fn run(&mut self, rounds: usize) -> Outcome<Score> {
         self.fill().await?;
         for _ in 0..2 {
             self.start()?;
@@ -118,7 +129,11 @@ impl Case {
         let mut score = verdict::of(self).await?;
         score.runs = rounds;
         score.uncommitted = self.uncommitted;
-        score.wrong.append(&mut self.wrong);
+        score.add("offsets committed before their effects", &self.early);
+        score.add("rows changed by a stale owner", &self.stale);
+        score.add("not held where they should have been", &self.elsewhere);
+        score.early = self.early.len();
+        score.stale = self.stale.len();
         Ok(score)
     }
 
@@ -164,6 +179,10 @@ impl Case {
             Owning::Transactional => launch,
             Owning::Leased => launch.env("EFFECTS_SERVICE", self.service.address()),
         };
+        let launch = match self.plant {
+            Some(plant) => launch.env("EFFECTS_PLANT", plant),
+            None => launch,
+        };
         self.members.insert(name.clone(), launch.start()?);
         Ok(name)
     }
@@ -195,7 +214,11 @@ impl Case {
             sqlx::query_scalar("SELECT count(*) FROM inbox.parked WHERE state IN ('retrying', 'blocked')")
                 .fetch_one(self.site.pool())
                 .await?;
-        if (lag, waiting) == (0, 0) { Ok(()) } else { fail!("{lag} records are not committed, {waiting} wait") }
+        if (lag, waiting) == (0, 0) {
+            Ok(())
+        } else {
+            fail!("{lag} records are not committed, {waiting} wait")
+        }
     }
 
     async fn round(&mut self, round: usize) -> Outcome {
@@ -231,11 +254,14 @@ impl Case {
                 self.waits(&held.victim, 1).await?;
                 third = Some(name);
             }
+            if self.cell.point == Point::C1 && self.is_claimed(&held.id).await? {
+                self.elsewhere.push(held.id.clone());
+            }
             let committed = self.watch.committed().await?;
             if committed[&partition] == before[&partition] {
                 self.uncommitted += 1;
             } else {
-                self.wrong.push(format!("round {round}: the offset of {} was committed before its effect", held.id));
+                self.early.push(held.id.clone());
             }
             self.hurt(&mut process).await?;
         }
@@ -350,13 +376,13 @@ impl Case {
     /// Looks without a pause that grows: an offset is committed at most 200 ms later.
     async fn is_marked(&self, id: &str) -> Outcome {
         let marked = async {
-            while !sqlx::query_scalar::<_, bool>(
-                "SELECT EXISTS (SELECT FROM inbox.message WHERE key = $1 AND state = 'done')",
-            )
-            .bind(id)
-            .fetch_one(self.site.pool())
-            .await?
-            {
+            let sql = match self.cell.owning {
+                Owning::Transactional => "SELECT EXISTS (SELECT FROM effect WHERE key = $1)",
+                Owning::Leased => {
+                    "SELECT EXISTS (SELECT FROM inbox.message WHERE key = $1 AND state = 'done')"
+                }
+            };
+            while !sqlx::query_scalar::<_, bool>(sql).bind(id).fetch_one(self.site.pool()).await? {
                 lasts("a moment of work", Duration::from_millis(2)).await;
             }
             Ok(())
@@ -388,7 +414,7 @@ impl Case {
                 if self.holds_the_taker() {
                     self.service.hold_looks();
                 }
-                process.stop()
+                process.stand_still().await
             }
         }
     }
@@ -418,7 +444,11 @@ impl Case {
             if !self.holds_the_taker() {
                 return self.is_done().await;
             }
-            if self.service.journal().iter().any(|entry| is_look(entry, &held.id)) { Ok(()) } else { fail!("none asks") }
+            if self.service.journal().iter().any(|entry| is_look(entry, &held.id)) {
+                Ok(())
+            } else {
+                fail!("none asks")
+            }
         })
         .await?;
         let (row, asked) = (self.row(&held.id).await?, self.asked(&held.victim).await?);
@@ -433,7 +463,7 @@ impl Case {
             // A look that was not answered in time gives the work back, and it is taken once more.
             let stands = now.0 == "in_progress" && now.1 == row.1 && now.2 >= row.2;
             if !stands {
-                self.wrong.push(format!("{} was changed by a stale owner from {row:?} to {now:?}", held.id));
+                self.stale.push(format!("{} from {row:?} to {now:?}", held.id));
             }
             self.service.answer_looks();
         }
@@ -441,9 +471,15 @@ impl Case {
         self.whole().await?;
         let now = self.row(&held.id).await?;
         if !self.holds_the_taker() && now != row {
-            self.wrong.push(format!("{} was changed by a stale owner from {row:?} to {now:?}", held.id));
+            self.stale.push(format!("{} from {row:?} to {now:?}", held.id));
         }
         Ok(())
+    }
+
+    /// By the connection that has the table for itself.
+    async fn is_claimed(&mut self, id: &str) -> Outcome<bool> {
+        let claimed = sqlx::query_scalar("SELECT EXISTS (SELECT FROM inbox.message WHERE key = $1)");
+        Ok(claimed.bind(id).fetch_one(&mut self.lock).await?)
     }
 
     async fn row(&self, id: &str) -> Outcome<Row> {
@@ -481,14 +517,15 @@ impl Case {
             Owning::Leased => {
                 let looks = self.service.journal().iter().filter(|entry| is_look(entry, &held.id)).count();
                 match self.cell.point {
-                    Point::C1 => looks == 0,
+                    // Nobody else had it, which was looked at then.
+                    Point::C1 => true,
                     Point::C3 | Point::C4 => (looks == 0) == by_victim,
                     Point::C2 | Point::C5 => looks > 0,
                 }
             }
         };
         if !is_so {
-            self.wrong.push(format!("{} was not held at {:?}", held.id, self.cell.point));
+            self.elsewhere.push(held.id.clone());
         }
         Ok(())
     }

@@ -12,20 +12,36 @@ use super::case::Case;
 
 /// What the table shows of a cell, and everything that was not as it must be.
 #[derive(Debug, Default)]
-pub(super) struct Score {
+pub(crate) struct Score {
     pub(super) runs: usize,
     /// Faults before the offset was committed.
     pub(super) uncommitted: usize,
+    /// Calls once more for a key.
     repeated: usize,
-    lost: usize,
-    double: usize,
-    pub(super) wrong: Vec<String>,
+    pub(crate) lost: usize,
+    /// Effects once more; calls once more without a look between.
+    pub(crate) double: usize,
+    /// With another content than was sent.
+    pub(crate) conflicting: usize,
+    /// Offsets committed before their effects.
+    pub(crate) early: usize,
+    /// Rows changed by a stale owner.
+    pub(crate) stale: usize,
+    pub(crate) wrong: Vec<String>,
 }
 
 impl fmt::Display for Score {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { runs, uncommitted, repeated, lost, double, .. } = self;
         write!(f, "{runs} / {repeated} / {lost} / {double} ({uncommitted})")
+    }
+}
+
+impl Score {
+    pub(super) fn add(&mut self, what: &str, ids: &[String]) {
+        if !ids.is_empty() {
+            self.wrong.push(format!("{what}: {}", ids.join(", ")));
+        }
     }
 }
 
@@ -38,6 +54,7 @@ pub(super) async fn of(case: &Case) -> Outcome<Score> {
     };
     let findings = ledger::judge(&case.sent, &seen);
     score.lost = findings.lost.len();
+    score.conflicting = findings.conflicting.len();
     match case.cell.owning {
         Owning::Transactional => {
             score.double = findings.repeated.len();
@@ -98,7 +115,9 @@ fn repeated_unasked(journal: &[Entry]) -> Vec<String> {
 /// What the inbox says: all is done, with the outcome that the service gave.
 async fn rows(case: &Case) -> Outcome<Vec<String>> {
     let rows: Vec<(String, String, Option<String>)> =
-        sqlx::query_as("SELECT key, state, outcome::text FROM inbox.message").fetch_all(case.site.pool()).await?;
+        sqlx::query_as("SELECT key, state, outcome::text FROM inbox.message")
+            .fetch_all(case.site.pool())
+            .await?;
     let receipts = case.service.receipts();
     let mut wrong = Vec::new();
     if rows.len() != case.sent.len() {
