@@ -271,7 +271,7 @@ impl Builder {
     }
 
     /// How long one statement of a handler may take, and how long a handler may leave its transaction idle, before the
-    /// server ends it. Default: 60 s.
+    /// server ends it. COMMIT is not counted: the server ends none that waits for a deferred trigger or a standby. Default: 60 s.
     #[must_use]
     pub fn stall_timeout(mut self, stall: Duration) -> Self {
         self.stall = stall;

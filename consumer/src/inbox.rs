@@ -296,7 +296,7 @@ impl Inbox {
     }
 
     /// Ends a transaction on the server when one statement takes longer than this, or when the action leaves it idle for
-    /// longer. At least 1 ms; default [`DEFAULT_STALL`](Self::DEFAULT_STALL), 60 s.
+    /// longer. COMMIT is not counted. At least 1 ms; default [`DEFAULT_STALL`](Self::DEFAULT_STALL), 60 s.
     #[must_use]
     pub fn stall_timeout(mut self, stall: Duration) -> Self {
         self.begin = session::begin_sql(stall);
