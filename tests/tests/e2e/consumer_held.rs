@@ -81,8 +81,8 @@ impl fmt::Display for Cell {
 fn a_fault_at_any_point_of_a_consumers_work_loses_nothing_and_nothing_takes_effect_twice() {
     let full = std::env::var("BATON_TIER").is_ok_and(|tier| tier == "full");
     let only: Option<String> = std::env::var("BATON_TEST_POINT").ok();
-    let (rounds, limit) = if full { (20, 1_800) } else { (2, 240) };
-    test(Duration::from_secs(limit), Load::Alone, async |harness: &mut Harness| {
+    let (rounds, limit, load) = if full { (20, 1_800, Load::Alone) } else { (2, 240, Load::Light) };
+    test(Duration::from_secs(limit), load, async |harness: &mut Harness| {
         let mut cases = Vec::new();
         for (o, owning) in OWNINGS.into_iter().enumerate() {
             for (p, point) in POINTS.into_iter().enumerate() {

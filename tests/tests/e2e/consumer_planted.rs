@@ -64,7 +64,7 @@ const PLANTED: [Planted; 5] = [
 
 #[test]
 fn each_bug_planted_into_a_consumer_is_found_as_what_it_is_and_without_it_nothing_is() {
-    test(Duration::from_secs(240), Load::Alone, async |harness: &mut Harness| {
+    test(Duration::from_secs(240), Load::Light, async |harness: &mut Harness| {
         let mut cells: Vec<Cell> = PLANTED.iter().map(|planted| planted.cell).collect();
         cells.sort_unstable();
         cells.dedup();
@@ -80,9 +80,10 @@ fn each_bug_planted_into_a_consumer_is_found_as_what_it_is_and_without_it_nothin
             tokio::join!(join_all(right.into_iter().map(&run)), join_all(bad.into_iter().map(&run)));
         let mut missed = Vec::new();
         for (cell, score) in right {
-            let score = score.map_err(|failure| failure.during(format!("{cell} without a plant")))?;
-            if !score.wrong.is_empty() {
-                missed.push(format!("{cell} without a plant: {}", score.wrong.join("; ")));
+            match score {
+                Ok(score) if score.wrong.is_empty() => {}
+                Ok(score) => missed.push(format!("{cell} without a plant: {}", score.wrong.join("; "))),
+                Err(failure) => missed.push(format!("{cell} without a plant: {failure}")),
             }
         }
         for (planted, (cell, score)) in PLANTED.iter().zip(bad) {

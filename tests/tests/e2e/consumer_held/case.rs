@@ -6,7 +6,7 @@ use std::time::Duration;
 use baton_tests::ledger::Committed;
 use baton_tests::service::{Asked, Service};
 use baton_tests::{
-    Draft, Group, GroupWatch, Harness, Outcome, Process, Site, eventually, fail, lasts, program,
+    Draft, Group, GroupWatch, Harness, Outcome, Process, Site, eventually, fail, lasts, program, stays,
 };
 use futures_util::future::try_join;
 use sqlx::{Executor, PgConnection};
@@ -257,11 +257,9 @@ impl Case {
             if self.cell.point == Point::C1 && self.is_claimed(&held.id).await? {
                 self.elsewhere.push(held.id.clone());
             }
-            let committed = self.watch.committed().await?;
-            if committed[&partition] == before[&partition] {
-                self.uncommitted += 1;
-            } else {
-                self.early.push(held.id.clone());
+            match self.is_not_committed(partition, before[&partition]).await {
+                Ok(()) => self.uncommitted += 1,
+                Err(failure) => self.early.push(format!("{}: {failure}", held.id)),
             }
             self.hurt(&mut process).await?;
         }
@@ -391,6 +389,15 @@ impl Case {
             Ok(marked) => marked,
             Err(_) => fail!("{id} was not applied within {PATIENCE:?}"),
         }
+    }
+
+    /// Whatever a consumer might commit of what it has in hand comes within 200 ms.
+    async fn is_not_committed(&self, partition: i32, before: i64) -> Outcome {
+        stays("the group's offset before what is held", Duration::from_millis(600), async || {
+            let now = self.watch.committed().await?[&partition];
+            if now == before { Ok(()) } else { fail!("it is {now}, and was {before}") }
+        })
+        .await
     }
 
     /// Waits until the group's leader has told `who` to give a partition away.
