@@ -143,6 +143,8 @@ pub struct Builder {
     lease_ttl: Duration,
     instance: Option<String>,
     dedupe_horizon: Duration,
+    #[cfg(feature = "plants")]
+    plant: Option<crate::plant::Plant>,
 }
 
 impl Builder {
@@ -170,7 +172,17 @@ impl Builder {
             lease_ttl: Inbox::DEFAULT_LEASE_TTL,
             instance: None,
             dedupe_horizon: Inbox::DEFAULT_HORIZON,
+            #[cfg(feature = "plants")]
+            plant: None,
         }
+    }
+
+    /// A bug planted for the test suite's checkers.
+    #[cfg(feature = "plants")]
+    #[must_use]
+    pub fn plant(mut self, plant: crate::plant::Plant) -> Self {
+        self.plant = Some(plant);
+        self
     }
 
     /// The topics to read. They must exist. Required; adds to what was given before, and one given twice counts once.
@@ -300,7 +312,7 @@ impl Builder {
     }
 
     /// How long one statement of a handler may take, and how long a handler may leave its transaction idle, before the
-    /// server ends it. Default: 60 s.
+    /// server ends it. COMMIT is not counted: the server ends none that waits for a deferred trigger or a standby. Default: 60 s.
     #[must_use]
     pub fn stall_timeout(mut self, stall: Duration) -> Self {
         self.stall = stall;
@@ -420,6 +432,8 @@ impl WithHandler {
             terms,
             lease_ttl,
             instance,
+            #[cfg(feature = "plants")]
+            plant,
             ..
         } = builder;
         if !is_topic_text(&name) {
@@ -452,6 +466,8 @@ impl WithHandler {
         }
         let inbox = Inbox::new(&name, pool.clone()).map_err(Error::Inbox)?.stall_timeout(stall);
         let inbox = inbox.lease_ttl(lease_ttl).attempts(terms.attempts);
+        #[cfg(feature = "plants")]
+        let inbox = inbox.plant(plant);
         let group = group.unwrap_or_else(|| name.clone());
         let member = Member { group, instance };
         Ok(Consumer { name, pool, kafka, topics, member, own_topics, drain_deadline, limits, inbox, factory })

@@ -240,6 +240,8 @@ pub struct Inbox {
     owner: Arc<str>,
     lease_ttl: Duration,
     budget: u32,
+    #[cfg(feature = "plants")]
+    plant: Option<crate::plant::Plant>,
 }
 
 /// One piece of work as the inbox knows it.
@@ -310,11 +312,24 @@ impl Inbox {
             owner: uuid::Uuid::new_v4().simple().to_string().into(),
             lease_ttl: Self::DEFAULT_LEASE_TTL,
             budget: Self::DEFAULT_ATTEMPTS,
+            #[cfg(feature = "plants")]
+            plant: None,
         })
     }
 
+    #[cfg(feature = "plants")]
+    pub(crate) fn plant(mut self, plant: Option<crate::plant::Plant>) -> Self {
+        self.plant = plant;
+        self
+    }
+
+    #[cfg(feature = "plants")]
+    pub(crate) fn has(&self, plant: crate::plant::Plant) -> bool {
+        self.plant == Some(plant)
+    }
+
     /// Ends a transaction on the server when one statement takes longer than this, or when the action leaves it idle for
-    /// longer. At least 1 ms; default [`DEFAULT_STALL`](Self::DEFAULT_STALL), 60 s.
+    /// longer. COMMIT is not counted. At least 1 ms; default [`DEFAULT_STALL`](Self::DEFAULT_STALL), 60 s.
     #[must_use]
     pub fn stall_timeout(mut self, stall: Duration) -> Self {
         self.begin = session::begin_sql(stall);
@@ -392,6 +407,16 @@ impl Inbox {
     {
         let mut session = Session::open(&self.pool).await?;
         let mut tx = session.begin(&self.begin_claim).await?;
+        #[cfg(feature = "plants")]
+        if self.has(crate::plant::Plant::Unclaimed) {
+            let verdict = action(&mut tx).await;
+            tx.commit().await.map_err(|source| Error::Commit { key: work.key.clone(), source })?;
+            session.ended(Ok(()));
+            return Ok(match verdict {
+                Verdict::Done(outcome) => Once::Fresh(outcome),
+                Verdict::Failed(failure) => Once::Failed(failure),
+            });
+        }
         let claim = statements::claim(&mut tx, self, work, None).await?;
         let is_left_behind = matches!(claim, Claim::InProgress { is_left_behind: true });
         if let Some(once) = met(claim) {

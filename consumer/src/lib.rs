@@ -50,6 +50,8 @@
 pub mod build;
 pub mod http;
 pub mod inbox;
+#[cfg(feature = "plants")]
+pub mod plant;
 pub mod route;
 pub mod run;
 

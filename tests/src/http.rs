@@ -50,12 +50,33 @@ pub async fn get(address: &str, path: &str) -> Outcome<Answer> {
 ///
 /// As [`get`].
 pub async fn request(address: &str, method: &str, path: &str) -> Outcome<Answer> {
+    send(address, method, path, &[], &[]).await
+}
+
+/// A request with headers of its own and a body.
+///
+/// # Errors
+///
+/// As [`get`].
+pub async fn send(
+    address: &str,
+    method: &str,
+    path: &str,
+    headers: &[(&str, &str)],
+    body: &[u8],
+) -> Outcome<Answer> {
+    let mut request = format!(
+        "{method} {path} HTTP/1.1\r\nHost: {address}\r\nContent-Length: {}\r\nConnection: close\r\n",
+        body.len()
+    );
+    for (name, value) in headers {
+        request.push_str(&format!("{name}: {value}\r\n"));
+    }
+    request.push_str("\r\n");
     let exchange = async {
         let mut stream = TcpStream::connect(address).await?;
-        let request = format!(
-            "{method} {path} HTTP/1.1\r\nHost: {address}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-        );
         stream.write_all(request.as_bytes()).await?;
+        stream.write_all(body).await?;
         let mut answer = Vec::new();
         stream.read_to_end(&mut answer).await?;
         Ok::<_, std::io::Error>(answer)

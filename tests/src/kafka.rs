@@ -40,7 +40,7 @@ impl Kafka {
         Self { brokers: brokers.to_owned() }
     }
 
-    fn config(&self) -> ClientConfig {
+    pub(crate) fn config(&self) -> ClientConfig {
         let mut config = ClientConfig::new();
         config
             .set("bootstrap.servers", &self.brokers)

@@ -12,11 +12,13 @@
 
 pub mod http;
 pub mod ledger;
+pub mod service;
 pub mod workload;
 
 mod cluster;
 mod database;
 mod failure;
+mod group;
 mod guard;
 mod harness;
 mod java;
@@ -34,6 +36,7 @@ mod wait;
 pub use cluster::{Cluster, postgres_program};
 pub use database::Schema;
 pub use failure::{Failure, Outcome};
+pub use group::{Group, GroupWatch};
 pub use harness::{Harness, Site};
 pub use java::kafka_tool;
 pub use kafka::Kafka;

@@ -17,6 +17,7 @@ use tokio::time::timeout;
 
 use crate::failure::{Failure, Outcome};
 use crate::guard;
+use crate::wait::eventually;
 
 /// What a child inherits.
 const INHERITED: [&str; 8] =
@@ -234,6 +235,26 @@ impl Process {
         self.signal(Signal::STOP)
     }
 
+    /// SIGSTOP, and waits until no thread of it runs any more: on a busy machine some go on for a while.
+    ///
+    /// # Errors
+    ///
+    /// When it is gone, or the kernel does not stop it.
+    pub async fn stand_still(&self) -> Outcome {
+        self.stop()?;
+        eventually(format!("{} to stand still", self.name), KILL_PATIENCE, async || {
+            for thread in std::fs::read_dir(format!("/proc/{}/task", self.id))? {
+                let status = std::fs::read_to_string(thread?.path().join("stat"))?;
+                // The name before the state may hold anything, a parenthesis too.
+                if !status.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T')) {
+                    crate::fail!("a thread runs: {status}");
+                }
+            }
+            Ok(())
+        })
+        .await
+    }
+
     /// SIGCONT.
     ///
     /// # Errors
@@ -323,7 +344,6 @@ fn read(path: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wait::eventually;
 
     fn scratch() -> PathBuf {
         let directory = std::env::temp_dir().join(format!("baton-process-{}", uuid::Uuid::new_v4()));

@@ -290,7 +290,11 @@ impl Inbox {
             lease.release().await;
             return Err(Error::Spent { key: work.key.clone(), attempts: run_before });
         }
-        if run_before > 0 {
+        #[cfg(feature = "plants")]
+        let runs_unasked = self.has(crate::plant::Plant::NoLookUp);
+        #[cfg(not(feature = "plants"))]
+        let runs_unasked = false;
+        if run_before > 0 && !runs_unasked {
             let asked = AssertUnwindSafe(async { reconcile.lookup(&work.key).await }).catch_unwind();
             match timeout(self.lease_ttl.mul_f64(0.75), asked).await {
                 Ok(Ok(Reconciled::Applied(outcome))) => {

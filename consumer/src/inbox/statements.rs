@@ -78,6 +78,9 @@ pub(super) async fn claim(
             break row;
         }
     };
+    #[cfg(feature = "plants")]
+    let same_payload =
+        same_payload || state == "in_progress" && inbox.has(crate::plant::Plant::FingerprintSkipped);
     claimed(work, state, same_payload, outcome, (cause, error), is_left_behind)
 }
 
@@ -192,7 +195,14 @@ pub(super) async fn take(
     work: &Work,
     budget: u32,
 ) -> Result<Result<Leased, Claim>, Error> {
-    let taken = sqlx::query_as::<_, Taken>(include_str!("../../queries/lease_take.sql"))
+    let sql = include_str!("../../queries/lease_take.sql");
+    #[cfg(feature = "plants")]
+    let sql = if inbox.has(crate::plant::Plant::FingerprintSkipped) {
+        include_str!("../../queries/planted_lease_take.sql")
+    } else {
+        sql
+    };
+    let taken = sqlx::query_as::<_, Taken>(sql)
         .bind(&*inbox.consumer)
         .bind(&work.scope)
         .bind(&work.key)
@@ -284,10 +294,14 @@ pub(super) async fn complete_leased(
     holder: &Holder,
     outcome: Option<&Outcome>,
 ) -> Result<bool, sqlx::Error> {
-    by_holder(inbox, include_str!("../../queries/lease_complete.sql"), work, holder, |query| {
-        query.bind(outcome.map(Outcome::as_json))
-    })
-    .await
+    let sql = include_str!("../../queries/lease_complete.sql");
+    #[cfg(feature = "plants")]
+    let sql = if inbox.has(crate::plant::Plant::StaleGeneration) {
+        include_str!("../../queries/planted_lease_complete.sql")
+    } else {
+        sql
+    };
+    by_holder(inbox, sql, work, holder, |query| query.bind(outcome.map(Outcome::as_json))).await
 }
 
 /// Gives the work back, if the holder still has it.

@@ -121,6 +121,10 @@ impl<A: Apply> Worker<A> {
                 record = inlet.records.recv(), if most == 1 || turns.is_empty() => record,
             };
             let Some(record) = record else { break };
+            #[cfg(feature = "plants")]
+            if self.inbox.has(crate::plant::Plant::OffsetBeforeEffect) {
+                inlet.reporter.settled(record.offset(), record.size());
+            }
             let mut records = vec![record];
             while records.len() < most
                 && let Ok(record) = inlet.records.try_recv()

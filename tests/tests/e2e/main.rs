@@ -24,6 +24,8 @@
 //! | [`status`] | the JSON of `baton status` |
 //! | [`seen`] | what a relay serves over HTTP, whatever is away |
 //! | [`effects`] | a consumer applies each message once, whatever it is fed and whenever it dies |
+//! | [`consumer_held`] | the consumer's fault table: each fault at each point of its work on a message, in both ways of owning it |
+//! | [`consumer_planted`] | bugs planted into the consumer are found, each as what it is |
 //! | [`bad_input`] | one clear message, the right exit code, no password |
 //! | [`plans`] | what a poll costs does not depend on what waits or stays open |
 //! | [`ring`] | what an advance costs does not grow under a held snapshot |
@@ -35,6 +37,8 @@
 mod bad_input;
 mod bulk;
 mod claims;
+mod consumer_held;
+mod consumer_planted;
 mod doctor;
 mod effects;
 mod endurance;
