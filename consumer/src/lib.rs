@@ -44,6 +44,7 @@
 //! [`Record`], [`Scope`], [`Fingerprints`], [`inbox`] (claim, completion), [`Routes`], [`Decode`], [`Handler`] and
 //! [`LeasedHandler`] with [`Delivery`] and [`Verdict`], and where that fails the dead-letter topic `<topic>.<consumer>.dlt`.
 //! Without Kafka: [`Inbox`], and over it [`http`], a `tower` layer for the header `Idempotency-Key`.
+//! [`testing`] brings records to a handler without a broker.
 
 #![warn(missing_docs)]
 
@@ -52,6 +53,7 @@ pub mod http;
 pub mod inbox;
 pub mod route;
 pub mod run;
+pub mod testing;
 
 mod apply;
 mod dead_letter;

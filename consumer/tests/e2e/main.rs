@@ -17,6 +17,7 @@ mod fixture;
 mod horizon;
 mod http;
 mod inbox;
+mod kit;
 mod leased;
 mod leased_runtime;
 mod outage;
