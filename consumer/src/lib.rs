@@ -51,6 +51,7 @@
 pub mod build;
 pub mod http;
 pub mod inbox;
+pub mod metrics;
 pub mod route;
 pub mod run;
 pub mod testing;
@@ -67,6 +68,7 @@ mod record;
 mod runtime;
 mod scope;
 mod topics;
+mod trace;
 mod verdict;
 
 pub use baton_protocol::fingerprint::Compare;

@@ -179,6 +179,7 @@ impl Consumer {
         let letters = Arc::new(DeadLetters::new(&self.kafka, &self.name).map_err(Error::Client)?);
         let Tasks { lanes, retrier } = (self.factory)(self.inbox, Arc::clone(&letters));
         let settings = Settings {
+            consumer: self.name.clone(),
             config: self.kafka.consumer(&self.member),
             topics: self.topics,
             limits: self.limits,

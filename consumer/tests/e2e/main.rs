@@ -20,6 +20,7 @@ mod inbox;
 mod kit;
 mod leased;
 mod leased_runtime;
+mod metrics;
 mod outage;
 mod parked;
 mod proxy;
