@@ -21,8 +21,8 @@ use crate::runtime::budget::Limits;
 use crate::runtime::lane::{Inlet, Spawn, Stop};
 use crate::runtime::worker::{Terms, Worker};
 use crate::{
-    AfterDeadLetter, Consumer, DeadLetterTopics, Fingerprints, Handler, Inbox, Kafka, LeasedHandler, Scope,
-    inbox,
+    AfterDeadLetter, Consumer, DeadLetterTopics, Fingerprints, Handler, Health, Inbox, Kafka, LeasedHandler,
+    Scope, inbox,
 };
 
 /// What cannot be built, and what to do.
@@ -445,7 +445,20 @@ impl WithHandler {
         let inbox = inbox.lease_ttl(lease_ttl).attempts(terms.attempts);
         let group = group.unwrap_or_else(|| name.clone());
         let member = Member { group, instance };
-        Ok(Consumer { name, pool, kafka, topics, member, own_topics, drain_deadline, limits, inbox, factory })
+        let health = Health::new(pool.clone(), drain_deadline);
+        Ok(Consumer {
+            name,
+            pool,
+            health,
+            kafka,
+            topics,
+            member,
+            own_topics,
+            drain_deadline,
+            limits,
+            inbox,
+            factory,
+        })
     }
 }
 

@@ -49,6 +49,7 @@
 #![warn(missing_docs)]
 
 pub mod build;
+pub mod health;
 pub mod http;
 pub mod inbox;
 pub mod metrics;
@@ -79,6 +80,7 @@ pub use decode::{Decode, Json, Raw};
 pub use delivery::Delivery;
 pub use fingerprint::Fingerprints;
 pub use handler::{Handler, HandlerFn, LeasedHandler, handler_fn};
+pub use health::Health;
 pub use inbox::{AfterDeadLetter, Inbox, Once};
 pub use kafka::Kafka;
 pub use record::Record;

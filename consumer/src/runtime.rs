@@ -45,8 +45,8 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use crate::metrics;
 use crate::run::Error;
+use crate::{Health, metrics};
 use assignment::Assignment;
 use budget::Limits;
 use lane::Spawn;
@@ -59,6 +59,7 @@ pub(crate) struct LaneId(pub(crate) u64);
 
 pub(crate) struct Settings {
     pub(crate) consumer: String,
+    pub(crate) health: Health,
     pub(crate) config: ClientConfig,
     pub(crate) topics: Vec<String>,
     pub(crate) limits: Limits,
@@ -94,10 +95,10 @@ impl Drop for StopFlag {
 
 impl Running {
     pub(crate) async fn start(settings: Settings, spawn: Spawn) -> Result<Self, Error> {
-        let Settings { consumer, config, topics, limits, drain_deadline } = settings;
+        let Settings { consumer, health, config, topics, limits, drain_deadline } = settings;
         let assignment = Assignment::new(Handle::current(), spawn, limits);
         metrics::describe(&consumer);
-        let context = Context::new(consumer, assignment, drain_deadline);
+        let context = Context::new(consumer, health, assignment, drain_deadline);
         let making =
             tokio::task::spawn_blocking(move || BaseConsumer::from_config_and_context(&config, context));
         let client = making.await.map_err(|_| Error::Thread)?.map_err(Error::Client)?;

@@ -60,6 +60,7 @@ impl Poller {
 
     fn poll_until_stopped(&mut self) -> Result<(), Error> {
         self.subscribe()?;
+        self.consumer.context().health().polls();
         while !self.stop.load(Ordering::Relaxed) {
             match self.consumer.poll(POLL) {
                 None => {}
@@ -90,6 +91,7 @@ impl Poller {
 
     /// Everything that is not reading.
     fn tend(&mut self) -> Result<(), Error> {
+        self.consumer.context().health().beat();
         let mut state = self.consumer.context().state();
         state.assignment.collect().map_err(|Died(partition)| Error::Lane {
             topic: partition.topic.to_string(),

@@ -14,6 +14,7 @@ mod breaker;
 mod failure;
 mod fingerprints;
 mod fixture;
+mod health;
 mod horizon;
 mod http;
 mod inbox;
