@@ -4,15 +4,18 @@
 
 use std::future::Future;
 
+use sqlx::{Postgres, Transaction};
+use tokio::time::Instant;
+
 use crate::inbox::{Batch, Error, Lease, Once, WhenSpent, Work};
 use crate::message::Message;
-use crate::{BatchHandler, Failure, Handler, Inbox, LeasedHandler, Verdict};
+use crate::{BatchHandler, Failure, Handler, Inbox, LeasedHandler, Verdict, metrics, trace};
 
 /// What became of messages that were tried together.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug)]
 pub(crate) enum Together {
-    /// All are applied, or were found settled.
-    Settled,
+    /// Each is applied, or was found settled.
+    Settled(Vec<Once>),
     /// None was applied by this: each is to be tried alone, in order.
     OneByOne,
 }
@@ -41,12 +44,16 @@ pub(crate) struct InTransaction<H>(pub(crate) H);
 
 impl<H: Handler> Apply for InTransaction<H> {
     async fn attempt(&self, inbox: &Inbox, message: &Message) -> Result<Once, Error> {
-        inbox
-            .settle(&message.work, async |tx| match message.delivery() {
-                Ok(delivery) => self.0.handle(&delivery, tx).await,
-                Err(failure) => failure.into(),
-            })
-            .await
+        let action = async |tx: &mut Transaction<'_, Postgres>| {
+            let handling = async {
+                match message.delivery() {
+                    Ok(delivery) => self.0.handle(&delivery, tx).await,
+                    Err(failure) => failure.into(),
+                }
+            };
+            timed(inbox, handling).await
+        };
+        trace::attempt(inbox.consumer(), message, inbox.settle(&message.work, action)).await
     }
 }
 
@@ -55,11 +62,17 @@ pub(crate) struct ByLease<H>(pub(crate) H);
 
 impl<H: LeasedHandler> Apply for ByLease<H> {
     async fn attempt(&self, inbox: &Inbox, message: &Message) -> Result<Once, Error> {
-        let action = async |lease: &mut Lease<'_>| match message.delivery() {
-            Ok(delivery) => self.0.handle(&delivery, lease).await,
-            Err(failure) => failure.into(),
+        let action = async |lease: &mut Lease<'_>| {
+            let handling = async {
+                match message.delivery() {
+                    Ok(delivery) => self.0.handle(&delivery, lease).await,
+                    Err(failure) => failure.into(),
+                }
+            };
+            timed(inbox, handling).await
         };
-        inbox.settle_leased(&message.work, &self.0, action, WhenSpent::Tell).await
+        let settled = inbox.settle_leased(&message.work, &self.0, action, WhenSpent::Tell);
+        trace::attempt(inbox.consumer(), message, settled).await
     }
 }
 
@@ -71,12 +84,16 @@ pub(crate) struct InBatches<H> {
 
 impl<H: BatchHandler> Apply for InBatches<H> {
     async fn attempt(&self, inbox: &Inbox, message: &Message) -> Result<Once, Error> {
-        inbox
-            .settle(&message.work, async |tx| match message.delivery() {
-                Ok(delivery) => Verdict::from(self.handler.handle(&[delivery], tx).await),
-                Err(failure) => failure.into(),
-            })
-            .await
+        let action = async |tx: &mut Transaction<'_, Postgres>| {
+            let handling = async {
+                match message.delivery() {
+                    Ok(delivery) => Verdict::from(self.handler.handle(&[delivery], tx).await),
+                    Err(failure) => failure.into(),
+                }
+            };
+            timed(inbox, handling).await
+        };
+        trace::attempt(inbox.consumer(), message, inbox.settle(&message.work, action)).await
     }
 
     fn most(&self) -> usize {
@@ -98,12 +115,22 @@ impl<H: BatchHandler> Apply for InBatches<H> {
                 for item in fresh {
                     deliveries.push(messages[item.index()].delivery()?);
                 }
-                self.handler.handle(&deliveries, tx).await
+                timed(inbox, self.handler.handle(&deliveries, tx)).await
             })
             .await?;
         Ok(match batch {
-            Batch::Settled(answers) if answers.iter().all(is_settled) => Together::Settled,
+            Batch::Settled(answers) if answers.iter().all(is_settled) => {
+                Together::Settled(answers.into_iter().flatten().collect())
+            }
             Batch::Settled(_) | Batch::Failed(_) => Together::OneByOne,
         })
     }
+}
+
+/// Measures how long a handler is at work.
+async fn timed<T>(inbox: &Inbox, handling: impl Future<Output = T>) -> T {
+    let began = Instant::now();
+    let verdict = handling.await;
+    metrics::handled(inbox.consumer(), began.elapsed());
+    verdict
 }

@@ -21,7 +21,7 @@ use crate::runtime::budget::Limits;
 use crate::runtime::lane::{Inlet, Spawn, Stop};
 use crate::runtime::worker::{Terms, Worker};
 use crate::{
-    AfterDeadLetter, BatchHandler, Consumer, DeadLetterTopics, Fingerprints, Handler, Inbox, Kafka,
+    AfterDeadLetter, BatchHandler, Consumer, DeadLetterTopics, Fingerprints, Handler, Health, Inbox, Kafka,
     LeasedHandler, Scope, inbox,
 };
 
@@ -470,7 +470,20 @@ impl WithHandler {
         let inbox = inbox.plant(plant);
         let group = group.unwrap_or_else(|| name.clone());
         let member = Member { group, instance };
-        Ok(Consumer { name, pool, kafka, topics, member, own_topics, drain_deadline, limits, inbox, factory })
+        let health = Health::new(pool.clone(), drain_deadline);
+        Ok(Consumer {
+            name,
+            pool,
+            health,
+            kafka,
+            topics,
+            member,
+            own_topics,
+            drain_deadline,
+            limits,
+            inbox,
+            factory,
+        })
     }
 }
 

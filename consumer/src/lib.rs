@@ -44,16 +44,20 @@
 //! [`Record`], [`Scope`], [`Fingerprints`], [`inbox`] (claim, completion), [`Routes`], [`Decode`], [`Handler`] and
 //! [`LeasedHandler`] with [`Delivery`] and [`Verdict`], and where that fails the dead-letter topic `<topic>.<consumer>.dlt`.
 //! Without Kafka: [`Inbox`], and over it [`http`], a `tower` layer for the header `Idempotency-Key`.
+//! [`testing`] brings records to a handler without a broker.
 
 #![warn(missing_docs)]
 
 pub mod build;
+pub mod health;
 pub mod http;
 pub mod inbox;
+pub mod metrics;
 #[cfg(feature = "plants")]
 pub mod plant;
 pub mod route;
 pub mod run;
+pub mod testing;
 
 mod apply;
 mod dead_letter;
@@ -67,6 +71,7 @@ mod record;
 mod runtime;
 mod scope;
 mod topics;
+mod trace;
 mod verdict;
 
 pub use baton_protocol::fingerprint::Compare;
@@ -77,6 +82,7 @@ pub use decode::{Decode, Json, Raw};
 pub use delivery::Delivery;
 pub use fingerprint::Fingerprints;
 pub use handler::{BatchHandler, Handler, HandlerFn, LeasedHandler, handler_fn};
+pub use health::Health;
 pub use inbox::{AfterDeadLetter, Inbox, Once};
 pub use kafka::Kafka;
 pub use record::Record;

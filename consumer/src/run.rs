@@ -22,7 +22,7 @@ use crate::kafka::Member;
 use crate::runtime::budget::Limits;
 use crate::runtime::lane::Stop;
 use crate::runtime::{Running, Settings};
-use crate::{DeadLetterTopics, Inbox, Kafka, topics};
+use crate::{DeadLetterTopics, Health, Inbox, Kafka, topics};
 
 /// Why a consumer did not start, or ended by itself.
 #[derive(Debug, thiserror::Error)]
@@ -113,6 +113,7 @@ const DATABASE_PATIENCE: Duration = Duration::from_secs(10);
 pub struct Consumer {
     pub(crate) name: String,
     pub(crate) pool: PgPool,
+    pub(crate) health: Health,
     pub(crate) kafka: Kafka,
     pub(crate) topics: Vec<String>,
     pub(crate) member: Member,
@@ -132,6 +133,12 @@ impl Consumer {
         Builder::new(name.into(), pool, kafka)
     }
 
+    /// Says whether it moves and is of use, also over HTTP; to be taken before [`run`](Self::run).
+    #[must_use]
+    pub fn health(&self) -> Health {
+        self.health.clone()
+    }
+
     /// Reads until `shutdown` is ready. Then records in hand are finished, at most until the drain deadline, offsets are
     /// committed, and the consumer leaves its group.
     ///
@@ -148,6 +155,7 @@ impl Consumer {
     pub async fn run(self, shutdown: impl Future<Output = ()> + Send) -> Result<(), Error> {
         let mut shutdown = pin!(shutdown);
         let drain_deadline = self.drain_deadline;
+        let _ends = self.health.until_dropped();
         let (mut running, letters, mut retrier) = tokio::select! {
             biased;
             () = &mut shutdown => return Ok(()),
@@ -179,6 +187,8 @@ impl Consumer {
         let letters = Arc::new(DeadLetters::new(&self.kafka, &self.name).map_err(Error::Client)?);
         let Tasks { lanes, retrier } = (self.factory)(self.inbox, Arc::clone(&letters));
         let settings = Settings {
+            consumer: self.name.clone(),
+            health: self.health,
             config: self.kafka.consumer(&self.member),
             topics: self.topics,
             limits: self.limits,
@@ -214,7 +224,7 @@ impl RetrierTask {
 }
 
 /// On a connection of its own, because a pool hides why it has none.
-async fn check_database(pool: &PgPool) -> Result<(), Error> {
+pub(crate) async fn check_database(pool: &PgPool) -> Result<(), Error> {
     let look = async {
         let mut connection =
             PgConnection::connect_with(&pool.connect_options()).await.map_err(Error::Database)?;

@@ -46,6 +46,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use crate::run::Error;
+use crate::{Health, metrics};
 use assignment::Assignment;
 use budget::Limits;
 use lane::Spawn;
@@ -57,6 +58,8 @@ use poll::Poller;
 pub(crate) struct LaneId(pub(crate) u64);
 
 pub(crate) struct Settings {
+    pub(crate) consumer: String,
+    pub(crate) health: Health,
     pub(crate) config: ClientConfig,
     pub(crate) topics: Vec<String>,
     pub(crate) limits: Limits,
@@ -92,17 +95,18 @@ impl Drop for StopFlag {
 
 impl Running {
     pub(crate) async fn start(settings: Settings, spawn: Spawn) -> Result<Self, Error> {
-        let Settings { config, topics, limits, drain_deadline } = settings;
+        let Settings { consumer, health, config, topics, limits, drain_deadline } = settings;
         let assignment = Assignment::new(Handle::current(), spawn, limits);
-        let context = Context::new(assignment, drain_deadline);
+        metrics::describe(&consumer);
+        let context = Context::new(consumer, health, assignment, drain_deadline);
         let making =
             tokio::task::spawn_blocking(move || BaseConsumer::from_config_and_context(&config, context));
-        let consumer = making.await.map_err(|_| Error::Thread)?.map_err(Error::Client)?;
+        let client = making.await.map_err(|_| Error::Thread)?.map_err(Error::Client)?;
 
         let flag = Arc::new(AtomicBool::new(false));
         let (tell_drained, drained) = oneshot::channel();
         let (tell_closed, closed) = oneshot::channel();
-        let poller = Poller::new(consumer, topics, drain_deadline, Arc::clone(&flag));
+        let poller = Poller::new(client, topics, drain_deadline, Arc::clone(&flag));
         let body = move || {
             let (consumer, end) = poller.run();
             let _ = tell_drained.send(end);

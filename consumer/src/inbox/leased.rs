@@ -28,6 +28,7 @@ use tokio::time::{Instant, timeout};
 use super::session::Session;
 use super::statements::{self, Claim, Holder, Leased};
 use super::{Error, Inbox, Once, Work, met, panic_message};
+use crate::metrics::{self, Fenced};
 use crate::{Failure, Outcome, Verdict};
 
 /// What the service that takes the effects says of one key.
@@ -132,8 +133,17 @@ impl Lease<'_> {
         }
     }
 
-    /// Stores outcome and mark. A reply that is lost is asked after.
+    /// Stores outcome and mark. One that comes too late is counted apart.
     async fn complete(&self, outcome: Option<&Outcome>) -> Result<(), Error> {
+        let completed = self.complete_or_ask(outcome).await;
+        if matches!(completed, Err(Error::Lost { .. })) {
+            metrics::fenced(self.inbox.consumer(), Fenced::CompleteLeased);
+        }
+        completed
+    }
+
+    /// A reply that is lost is asked after.
+    async fn complete_or_ask(&self, outcome: Option<&Outcome>) -> Result<(), Error> {
         let (inbox, work, key) = (self.inbox, self.work, || self.work.key.clone());
         let lost = match statements::complete_leased(inbox, work, &self.holder, outcome).await {
             Ok(true) => return Ok(()),

@@ -20,6 +20,7 @@ use super::session::Session;
 use super::statements::{Holder, STORABLE_MS, storable};
 use super::{Error, Inbox, Work};
 use crate::Record;
+use crate::metrics::Aside;
 
 /// How a record is set aside.
 #[derive(Debug, Clone, Copy)]
@@ -30,6 +31,16 @@ pub(crate) enum Place<'a> {
     Behind,
     /// Given up, and its key held up behind it.
     Dead { cause: Cause, error: &'a str, failed_for: Duration },
+}
+
+impl Place<'_> {
+    pub(crate) fn aside(self) -> Aside {
+        match self {
+            Self::Aside { .. } => Aside::Retrying,
+            Self::Behind => Aside::Blocked,
+            Self::Dead { .. } => Aside::Dead,
+        }
+    }
 }
 
 /// What became of it.

@@ -9,6 +9,7 @@ use time::OffsetDateTime;
 use super::session::Session;
 use super::{Buried, Error, Inbox, Work};
 use crate::Outcome;
+use crate::metrics::{self, Fenced};
 
 /// By this a lease is renewed, completed and released.
 #[derive(Debug, Clone)]
@@ -241,7 +242,10 @@ pub(super) async fn complete(
     match is_too_old {
         Some(false) => Ok(Completed::Done),
         Some(true) => Ok(Completed::TooOld),
-        None => Err(Error::Fenced { key: work.key.clone() }),
+        None => {
+            metrics::fenced(consumer, Fenced::Complete);
+            Err(Error::Fenced { key: work.key.clone() })
+        }
     }
 }
 
@@ -268,7 +272,10 @@ pub(super) async fn complete_batch(
         .await
         .map_err(|source| Error::Complete { key: key(), source })?;
     match (usize::try_from(changed) == Ok(marks.len()), too_old) {
-        (false, _) => Err(Error::Fenced { key: key() }),
+        (false, _) => {
+            metrics::fenced(consumer, Fenced::Complete);
+            Err(Error::Fenced { key: key() })
+        }
         (true, 0) => Ok(Completed::Done),
         (true, _) => Ok(Completed::TooOld),
     }

@@ -225,6 +225,11 @@ impl Assignment {
         self.lanes.values().all(|lane| lane.offsets.to_commit() == lane.confirmed)
     }
 
+    /// Records and bytes that the lanes have in hand.
+    pub(crate) fn held(&self) -> (usize, usize) {
+        self.budget.held()
+    }
+
     /// Every partition that is open.
     pub(crate) fn all(&self) -> Vec<Partition> {
         self.lanes.keys().cloned().collect()

@@ -24,6 +24,8 @@ use baton_protocol::retry::{Delays, Policy};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use crate::metrics;
+
 /// The waits between probes: their cap bounds how late the end of an outage is noticed.
 const PROBES: Policy = Policy { base: Duration::from_millis(250), factor: 2.0, cap: Duration::from_secs(4) };
 /// How many streaks that were outages are remembered: each outlives the attempts that failed in it.
@@ -230,12 +232,16 @@ impl Breaker {
     fn said(&self, change: &Change, error: &str) {
         match change {
             Change::None => return,
-            Change::Opened => tracing::error!(
-                consumer = self.consumer,
-                error,
-                "everything fails: reading pauses until an attempt succeeds; nothing is dead-lettered for it and no attempt is spent"
-            ),
+            Change::Opened => {
+                metrics::breaker(&self.consumer, true);
+                tracing::error!(
+                    consumer = self.consumer,
+                    error,
+                    "everything fails: reading pauses until an attempt succeeds; nothing is dead-lettered for it and no attempt is spent"
+                );
+            }
             Change::Closed(after) => {
+                metrics::breaker(&self.consumer, false);
                 tracing::info!(consumer = self.consumer, ?after, "an attempt succeeded: reading goes on");
             }
         }

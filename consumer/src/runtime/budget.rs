@@ -77,6 +77,11 @@ impl Budget {
         }
     }
 
+    /// Records and bytes in all lanes.
+    pub(crate) fn held(&self) -> (usize, usize) {
+        (self.lanes.values().map(|held| held.rows).sum(), self.total)
+    }
+
     /// Takes the lanes that may flow again. They count as flowing from here on.
     pub(crate) fn resume(&mut self) -> Vec<LaneId> {
         let room = self.total <= self.limits.total_bytes / 4 * 3;

@@ -19,6 +19,8 @@ use rdkafka::{ClientContext, Offset, TopicPartitionList};
 use tokio::time::Instant;
 
 use super::assignment::{Assignment, Commit, Partition};
+use crate::Health;
+use crate::metrics::{self, Rebalance};
 
 /// How long the coordinator may take to tell what the group has committed.
 pub(super) const LOOK_UP_PATIENCE: Duration = Duration::from_secs(5);
@@ -27,6 +29,8 @@ const REPEAT_AFTER: Duration = Duration::from_secs(30);
 
 /// What librdkafka's callbacks work on. They run on the poll thread, inside `poll`.
 pub(super) struct Context {
+    consumer: String,
+    health: Health,
     state: Mutex<State>,
     drain_deadline: Duration,
 }
@@ -50,7 +54,12 @@ pub(super) enum Membership {
 }
 
 impl Context {
-    pub(super) fn new(assignment: Assignment, drain_deadline: Duration) -> Self {
+    pub(super) fn new(
+        consumer: String,
+        health: Health,
+        assignment: Assignment,
+        drain_deadline: Duration,
+    ) -> Self {
         let state = State {
             assignment,
             membership: Membership::Member,
@@ -58,7 +67,15 @@ impl Context {
             stopped: Vec::new(),
             end: None,
         };
-        Self { state: Mutex::new(state), drain_deadline }
+        Self { consumer, health, state: Mutex::new(state), drain_deadline }
+    }
+
+    pub(super) fn consumer(&self) -> &str {
+        &self.consumer
+    }
+
+    pub(super) fn health(&self) -> &Health {
+        &self.health
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
@@ -103,6 +120,11 @@ impl Context {
         if let Err(error) = consumer.resume(&list) {
             tracing::warn!(%error, "cannot resume what was assigned");
         }
+        // What was given back is asked for anew.
+        if self.state().membership == Membership::Member {
+            self.health.joined();
+        }
+        metrics::rebalanced(&self.consumer, Rebalance::Assigned);
         tracing::info!(partitions = %names(&list), "assigned");
     }
 
@@ -119,7 +141,9 @@ impl Context {
         };
         if !lost && !settled.is_empty() {
             // Sent before we leave: both go to the coordinator one after the other.
-            if let Err(error) = list(&settled).and_then(|list| consumer.commit(&list, CommitMode::Async)) {
+            let sent = list(&settled).and_then(|list| consumer.commit(&list, CommitMode::Async));
+            metrics::committed(&self.consumer, sent.is_ok().into(), settled.len());
+            if let Err(error) = sent {
                 tracing::warn!(%error, "cannot commit on revocation; the next owner reads some records again");
             }
         }
@@ -130,6 +154,10 @@ impl Context {
         if let Err(error) = unassigned {
             tracing::warn!(%error, "cannot give the partitions up");
         }
+        if lost {
+            self.health.lost();
+        }
+        metrics::rebalanced(&self.consumer, if lost { Rebalance::Lost } else { Rebalance::Revoked });
         tracing::info!(partitions = %names(taken), lost, "revoked");
     }
 

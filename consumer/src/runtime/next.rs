@@ -17,6 +17,7 @@ use baton_protocol::retry::{Delays, Policy};
 use crate::inbox::{self, Once};
 
 use crate::message::Message;
+use crate::metrics::{Consumed, Retry};
 use crate::{Failure, Record};
 
 /// What follows an attempt.
@@ -33,6 +34,16 @@ pub(super) enum Met {
     Fresh,
     Duplicate,
     Dead,
+}
+
+impl Met {
+    pub(super) fn consumed(self) -> Consumed {
+        match self {
+            Self::Fresh => Consumed::Fresh,
+            Self::Duplicate => Consumed::Duplicate,
+            Self::Dead => Consumed::Dead,
+        }
+    }
 }
 
 /// The rule.
@@ -93,6 +104,17 @@ impl Reason {
     /// Whether it is about this record alone, which may therefore be set aside.
     pub(super) fn is_the_records(self) -> bool {
         matches!(self, Self::Handler | Self::InProgress)
+    }
+
+    pub(super) fn retry(self) -> Retry {
+        match self {
+            Self::Handler => Retry::Handler,
+            Self::Outage => Retry::Outage,
+            Self::Database => Retry::Database,
+            Self::InProgress => Retry::InProgress,
+            Self::Fenced => Retry::Fenced,
+            Self::DeadLetter => Retry::DeadLetter,
+        }
     }
 
     fn text(self) -> &'static str {

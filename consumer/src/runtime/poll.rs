@@ -19,6 +19,7 @@ use super::Drained;
 use super::assignment::{Died, Handed, Partition};
 use super::membership::{Context, LOOK_UP_PATIENCE, Membership, is_reset, list, names};
 use crate::Record;
+use crate::metrics;
 use crate::run::Error;
 
 /// How long one poll waits: what bounds the delay of resuming, committing and stopping.
@@ -59,6 +60,7 @@ impl Poller {
 
     fn poll_until_stopped(&mut self) -> Result<(), Error> {
         self.subscribe()?;
+        self.consumer.context().health().polls();
         while !self.stop.load(Ordering::Relaxed) {
             match self.consumer.poll(POLL) {
                 None => {}
@@ -89,6 +91,7 @@ impl Poller {
 
     /// Everything that is not reading.
     fn tend(&mut self) -> Result<(), Error> {
+        self.consumer.context().health().beat();
         let mut state = self.consumer.context().state();
         state.assignment.collect().map_err(|Died(partition)| Error::Lane {
             topic: partition.topic.to_string(),
@@ -107,12 +110,25 @@ impl Poller {
         if Instant::now() >= self.commit_due {
             self.commit_due = Instant::now() + COMMIT_EVERY;
             self.commit();
+            self.gauge();
         }
         if Instant::now() >= self.confirm_due {
             self.confirm();
             self.confirm_due = Instant::now() + CONFIRM_EVERY;
         }
         Ok(())
+    }
+
+    /// Says what is held. As often as is committed: a gauge that lags a little costs the poll thread nothing.
+    fn gauge(&self) {
+        let state = self.consumer.context().state();
+        let (records, bytes) = state.assignment.held();
+        let assigned = state.assignment.all();
+        let stopped = state.stopped.iter().filter(|partition| assigned.contains(partition)).count();
+        drop(state);
+        let consumer = self.consumer.context().consumer();
+        metrics::in_flight(consumer, records, bytes);
+        metrics::partitions(consumer, assigned.len(), stopped);
     }
 
     fn switch(
@@ -135,7 +151,9 @@ impl Poller {
         if due.is_empty() {
             return;
         }
-        if let Err(error) = list(&due).and_then(|list| self.consumer.commit(&list, CommitMode::Async)) {
+        let sent = list(&due).and_then(|list| self.consumer.commit(&list, CommitMode::Async));
+        metrics::committed(self.consumer.context().consumer(), sent.is_ok().into(), due.len());
+        if let Err(error) = sent {
             tracing::warn!(%error, "cannot commit; it is repeated");
             self.consumer.context().state().assignment.commit_failed();
         }
@@ -245,6 +263,9 @@ impl Poller {
                 "the last offsets were not committed; some records are read again and found done"
             );
         }
-        state.assignment.take_stragglers()
+        let stragglers = state.assignment.take_stragglers();
+        drop(state);
+        self.gauge();
+        stragglers
     }
 }

@@ -19,6 +19,7 @@ use super::worker::{DOUBT, Death, Progress, Tried, Worker};
 use crate::apply::Apply;
 use crate::inbox::{End, Error, Taken, Written};
 use crate::message::Message;
+use crate::metrics::{self, AsideTry, Fenced};
 
 /// How often is looked for what another process has set aside or left behind.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -139,25 +140,31 @@ impl<A: Apply> Worker<A> {
     /// Where that cannot be written, the lease runs out, and the next try finds the work settled.
     async fn end(&self, taken: &Taken, end: End<'_>, attempts: u32) -> Duration {
         let ended = self.inbox.end_parked(taken, end, attempts, self.terms.after_dead_letter).await;
-        said(taken, ended);
+        let result = match end {
+            End::Done => AsideTry::Done,
+            End::Dead { .. } => AsideTry::Dead,
+        };
+        self.said(taken, ended, result);
         Duration::ZERO
     }
 
     async fn give_back(&self, taken: &Taken, attempts: u32, error: &str, delay: Duration) -> Duration {
-        said(taken, self.inbox.postpone(taken, attempts, error, delay).await);
+        let postponed = self.inbox.postpone(taken, attempts, error, delay).await;
+        self.said(taken, postponed, AsideTry::Postponed);
         delay.max(Duration::from_millis(1))
     }
-}
 
-fn said(taken: &Taken, written: Result<Written, Error>) {
-    let at = Position { record: &taken.record, key: None };
-    match written {
-        Ok(Written::Yes) => {}
-        Ok(Written::Fenced) => {
-            tracing::debug!(%at, "its lease ran out meanwhile; whoever has it now goes on");
-        }
-        Err(error) => {
-            tracing::debug!(%at, error = %chain(&error), "it is tried again when its lease is over");
+    fn said(&self, taken: &Taken, written: Result<Written, Error>, result: AsideTry) {
+        let at = Position { record: &taken.record, key: None };
+        match written {
+            Ok(Written::Yes) => metrics::parked_retried(&self.consumer, result),
+            Ok(Written::Fenced) => {
+                metrics::fenced(&self.consumer, Fenced::Parked);
+                tracing::debug!(%at, "its lease ran out meanwhile; whoever has it now goes on");
+            }
+            Err(error) => {
+                tracing::debug!(%at, error = %chain(&error), "it is tried again when its lease is over");
+            }
         }
     }
 }

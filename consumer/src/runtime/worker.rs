@@ -35,6 +35,7 @@ use crate::apply::{Apply, Together};
 use crate::dead_letter::DeadLetters;
 use crate::inbox::{AfterDeadLetter, Buried, Error, Inbox, Once, Parked, Place, Work};
 use crate::message::Message;
+use crate::metrics::{self, Consumed, Fenced};
 use crate::{Failure, Fingerprints, Record, Scope};
 
 /// How long a failure waits for its streak to show whether it was an outage's.
@@ -230,6 +231,7 @@ impl<A: Apply> Worker<A> {
         let attempt = self.apply.attempt(&self.inbox, message).await;
         if matches!(attempt, Ok(Once::Fresh(_))) {
             ticket.succeeded();
+            metrics::consumed(&self.consumer, Consumed::Fresh);
             return Tried::Settled(Met::Fresh);
         }
         // A lease knows of attempts that other processes made.
@@ -238,7 +240,13 @@ impl<A: Apply> Worker<A> {
             _ => message.work.attempts,
         };
         let is_outage = matches!(attempt, Ok(Once::Failed(Failure::Outage(_))));
-        match next(attempt) {
+        let next = next(attempt);
+        match &next {
+            Next::Advance(met) => metrics::consumed(&self.consumer, met.consumed()),
+            Next::Wait { reason, .. } => self.waits(*reason),
+            Next::GiveUp { .. } => {}
+        }
+        match next {
             Next::Advance(met) => Tried::Settled(met),
             Next::Wait { reason, error } if is_outage => {
                 ticket.outage(hash(&message.record), &error);
@@ -260,8 +268,13 @@ impl<A: Apply> Worker<A> {
         }
         let Some(ticket) = stop.unless(self.breaker.admit()).await else { return false };
         match self.apply.attempt_all(&self.inbox, messages).await {
-            Ok(Together::Settled) => {
+            Ok(Together::Settled(answers)) => {
                 ticket.succeeded();
+                for once in answers {
+                    if let Next::Advance(met) = next(Ok(once)) {
+                        metrics::consumed(&self.consumer, met.consumed());
+                    }
+                }
                 true
             }
             Ok(Together::OneByOne) => false,
@@ -272,13 +285,27 @@ impl<A: Apply> Worker<A> {
         }
     }
 
+    /// Something failed for the time being.
+    fn waits(&self, reason: Reason) {
+        metrics::retried(&self.consumer, reason.retry());
+        if reason == Reason::InProgress {
+            metrics::consumed(&self.consumer, Consumed::InProgress);
+        }
+    }
+
     /// Sets a record aside, for as long as it takes. Nothing: a stop was asked for.
     async fn set_aside(&self, message: &Message, place: Place<'_>, stop: &mut Stop) -> Option<Parked> {
         let mut waits = Waits::new(&self.retry);
         loop {
             match self.inbox.park(&message.work, &message.record, place, self.terms.after_dead_letter).await {
-                Ok(parked) => return Some(parked),
+                Ok(parked) => {
+                    if parked == Parked::Aside {
+                        metrics::parked(&self.consumer, place.aside());
+                    }
+                    return Some(parked);
+                }
                 Err(error) => {
+                    self.waits(Reason::Database);
                     let delay = waits.wait(&Position::of(message), Reason::Database, &chain(&error));
                     if stop.sleep(delay).await == Rest::Stopped {
                         return None;
@@ -316,20 +343,31 @@ impl<A: Apply> Worker<A> {
         let at = death.position();
         let mut waits = Waits::new(&self.retry);
         while let Err((reason, error)) = self.write_letter(&topic, death).await {
+            self.waits(reason);
             if stop.sleep(waits.wait(&at, reason, &error)).await == Rest::Stopped {
                 return Progress::Abandoned;
             }
         }
+        metrics::dead_letter(&self.consumer, death.cause);
         tracing::warn!(%at, cause = %death.cause, error = %death.error, %topic, "dead letter written");
-        let Some(work) = &death.work else { return Progress::Settled };
+        let Some(work) = &death.work else {
+            metrics::consumed(&self.consumer, death.consumed());
+            return Progress::Settled;
+        };
         loop {
             match self.inbox.bury(work, death.cause, &death.error).await {
-                Ok(Buried::Now) => return Progress::Settled,
+                Ok(Buried::Now) => {
+                    metrics::consumed(&self.consumer, death.consumed());
+                    return Progress::Settled;
+                }
                 Ok(Buried::SettledBefore) => {
+                    metrics::fenced(&self.consumer, Fenced::Bury);
+                    metrics::consumed(&self.consumer, Consumed::Duplicate);
                     tracing::warn!(%at, "settled by somebody else meanwhile; its dead letter is one too many");
                     return Progress::Settled;
                 }
                 Err(error) => {
+                    self.waits(Reason::Database);
                     if stop.sleep(waits.wait(&at, Reason::Database, &chain(&error))).await == Rest::Stopped {
                         return Progress::Abandoned;
                     }
@@ -380,6 +418,10 @@ impl Death {
             attempts: message.work.attempts,
             failed_since,
         }
+    }
+
+    fn consumed(&self) -> Consumed {
+        if self.cause == Cause::Conflict { Consumed::Conflict } else { Consumed::Dead }
     }
 
     fn position(&self) -> Position<'_> {

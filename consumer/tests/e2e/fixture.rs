@@ -358,8 +358,16 @@ impl Drop for World {
                     let _ = connection.execute(AssertSqlSafe(drop)).await;
                 }
                 let admin: AdminClient<DefaultClientContext> = client().create().unwrap();
-                let topics =
-                    [topic.clone(), format!("{topic}.billing.dlt"), format!("{topic}.billing.replay")];
+                let own = [
+                    "billing.dlt",
+                    "billing.replay",
+                    "metered.dlt",
+                    "metered.replay",
+                    "expired.dlt",
+                    "expired.replay",
+                ];
+                let topics: Vec<String> =
+                    own.iter().map(|own| format!("{topic}.{own}")).chain([topic.clone()]).collect();
                 let topics: Vec<&str> = topics.iter().map(String::as_str).collect();
                 let _ = admin.delete_topics(&topics, &AdminOptions::new()).await;
             });
