@@ -111,20 +111,6 @@ fn a_transient_failure_is_retried_in_its_place() {
 }
 
 #[test]
-fn a_message_that_waits_holds_up_its_partition_only() {
-    in_world(2, |world| async move {
-        world.send(Send::new("stuck", "transient")).await;
-        world.send(Send::new("behind", "pay")).await;
-        world.send(Send::new("other", "pay").to(1)).await;
-        let running = start(&world, &Probe::new());
-        world.eventually_committed(1, 1).await;
-        assert_eq!(world.effect_keys().await, ["/test#other"]);
-        running.stop().await.unwrap();
-        assert_eq!(world.committed(0).await, None);
-    });
-}
-
-#[test]
 fn a_backlog_flows_through_small_lanes_in_order() {
     in_world(2, |world| async move {
         for nr in 0..120 {
