@@ -210,6 +210,8 @@ impl Poller {
         };
         let mut found = 0;
         for (partition, next) in open {
+            // Each may take its time.
+            self.consumer.context().health().beat();
             let Ok((low, high)) =
                 self.consumer.fetch_watermarks(&partition.topic, partition.number, LOOK_UP_PATIENCE)
             else {

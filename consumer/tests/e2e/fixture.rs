@@ -365,6 +365,8 @@ impl Drop for World {
                     "metered.replay",
                     "expired.dlt",
                     "expired.replay",
+                    "late.dlt",
+                    "late.replay",
                 ];
                 let topics: Vec<String> =
                     own.iter().map(|own| format!("{topic}.{own}")).chain([topic.clone()]).collect();

@@ -269,6 +269,54 @@ fn a_completion_that_comes_too_late_is_counted_apart() {
     });
 }
 
+/// While it is at work somebody else settles its message, or takes over the record that was set aside.
+struct Overtaken(PgPool);
+
+impl Reconcile for Overtaken {
+    async fn lookup(&self, _: &str) -> Reconciled {
+        Reconciled::NotApplied
+    }
+}
+
+impl LeasedHandler for Overtaken {
+    type Payload = Raw;
+
+    async fn handle(&self, delivery: &Delivery<Raw>, lease: &mut Lease<'_>) -> Verdict {
+        let (others_work, verdict) = match (delivery.raw().map(AsRef::as_ref), lease.attempt()) {
+            (Some(b"settled"), _) => (
+                "UPDATE inbox.message SET state = 'done', finished_at = clock_timestamp(), lease_until = NULL",
+                Verdict::permanent("somebody else will do it"),
+            ),
+            (_, 1) => return Verdict::transient("later"),
+            _ => ("UPDATE inbox.parked SET generation = generation + 1", Verdict::done()),
+        };
+        sqlx::query(others_work).execute(&self.0).await.unwrap();
+        verdict
+    }
+}
+
+#[test]
+fn what_somebody_else_has_settled_or_taken_meanwhile_is_counted_as_fenced() {
+    in_world(1, |world| async move {
+        world.send(Send::new("1", "settled").keyed("a")).await;
+        let builder = builder(&world, "late").lease_ttl(Duration::from_secs(1));
+        let running = Running::start(builder.leased(Overtaken(world.pool.clone())).build().unwrap());
+        eventually_count("operation=bury").await;
+        assert_eq!(count("consumed_total", "late", "outcome=duplicate"), Some(1), "it stands as done");
+        world.send(Send::new("2", "aside").keyed("b")).await;
+        eventually_count("operation=parked").await;
+        running.stop().await.unwrap();
+    });
+}
+
+async fn eventually_count(operation: &str) {
+    eventually(&format!("fenced, {operation}"), || async {
+        let found = count("consumer_fenced_total", "late", operation);
+        if found == Some(1) { Ok(()) } else { Err(format!("{found:?}")) }
+    })
+    .await;
+}
+
 #[test]
 fn a_handler_runs_within_the_span_of_its_attempt() {
     in_world(1, |world| async move {
