@@ -1,7 +1,10 @@
--- What must be so before a consumer starts.
-SELECT to_regclass('inbox.message') IS NOT NULL AS migrated,
+-- What must be so before a consumer starts. The youngest thing of the last migration stands for all of them.
+SELECT EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass('inbox.parked') AND attname = 'settled_at') AS migrated,
        pg_is_in_recovery() AS in_recovery,
-       CASE WHEN to_regclass('inbox.message') IS NOT NULL
-            THEN has_table_privilege('inbox.message', 'SELECT') AND has_table_privilege('inbox.message', 'INSERT')
-                 AND has_table_privilege('inbox.message', 'UPDATE') AND has_table_privilege('inbox.horizon', 'SELECT')
+       CASE WHEN to_regclass('inbox.message') IS NOT NULL AND to_regclass('inbox.parked') IS NOT NULL
+            THEN (SELECT bool_and(has_table_privilege(wanted.relation, wanted.privilege))
+                  FROM (VALUES ('inbox.message', 'SELECT'), ('inbox.message', 'INSERT'), ('inbox.message', 'UPDATE'),
+                               ('inbox.message', 'DELETE'), ('inbox.parked', 'SELECT'), ('inbox.parked', 'INSERT'),
+                               ('inbox.parked', 'UPDATE'), ('inbox.parked', 'DELETE'), ('inbox.horizon', 'SELECT'),
+                               ('inbox.horizon', 'INSERT'), ('inbox.horizon', 'UPDATE')) AS wanted (relation, privilege))
             ELSE false END AS allowed

@@ -72,7 +72,13 @@ impl<H: LeasedHandler> Apply for ByLease<H> {
             timed(inbox, handling).await
         };
         let settled = inbox.settle_leased(&message.work, &self.0, action, WhenSpent::Tell);
-        trace::attempt(inbox.consumer(), message, settled).await
+        match trace::attempt(inbox.consumer(), message, settled).await {
+            // The effect may have taken place before it: the next attempt asks.
+            Ok(Once::Failed(panic @ Failure::Panicked(_))) => {
+                Ok(Once::Failed(Failure::unknown(panic.to_string())))
+            }
+            settled => settled,
+        }
     }
 }
 

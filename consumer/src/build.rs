@@ -215,8 +215,9 @@ impl Builder {
         self
     }
 
-    /// How many attempts a record gets in all before it is dead-lettered as `exhausted`, whichever processes make them;
-    /// those of an outage are not counted. Default: 10.
+    /// How many attempts a record gets in all before it is dead-lettered as `exhausted`, those of an outage not
+    /// counted. Those of a leased handler, and all once the record is set aside, are counted in the database, whichever processes make
+    /// them. Default: 10.
     #[must_use]
     pub fn attempts(mut self, attempts: NonZeroU32) -> Self {
         self.terms.attempts = attempts.get();
@@ -303,8 +304,8 @@ impl Builder {
         self
     }
 
-    /// How long the record in hand may take when partitions are revoked or the consumer shuts down. At a revocation the
-    /// whole group waits for it. Below `max.poll.interval.ms`. Default: 20 s.
+    /// How long the records in hand may take when partitions are revoked or the consumer shuts down. At a revocation the
+    /// rebalance waits for it. Below `max.poll.interval.ms`. Default: 20 s.
     #[must_use]
     pub fn drain_deadline(mut self, deadline: Duration) -> Self {
         self.drain_deadline = deadline;

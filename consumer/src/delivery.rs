@@ -65,7 +65,9 @@ impl<P> Delivery<P> {
         self.identity.r#type.as_deref()
     }
 
-    /// 1 for the first attempt. Counted by this process: a redelivery to another one starts at 1.
+    /// 1 for the first attempt; one more than what failed before, those of an outage left out, so that a number may come twice. Until
+    /// the record is set aside this process counts, and a redelivery starts at 1; from then on its row does. Behind a lease
+    /// [`Lease::attempt`](crate::inbox::Lease::attempt) is the durable number.
     #[must_use]
     pub fn attempt(&self) -> u32 {
         self.attempt

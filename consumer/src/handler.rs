@@ -184,8 +184,9 @@ pub trait BatchHandler: Send + Sync + 'static {
 /// every call and whose [`progress`](crate::inbox::Lease::progress) it reports when it takes longer than the lease. Whenever an
 /// attempt was not marked as done, whatever it said, [`Reconcile::lookup`] is asked before the next one runs.
 ///
-/// A verdict means what it does for a [`Handler`], but nothing is rolled back: a failure says what is known of the effect, and
-/// the look-up decides.
+/// A verdict means what it does for a [`Handler`], but nothing is rolled back: a failure that is tried
+/// again, a panic too, is asked after first. A permanent one is a dead letter at once, and nobody is asked: say
+/// [`Verdict::unknown`] where the effect may have taken place.
 ///
 /// ```
 /// use baton_consumer::inbox::{Lease, Reconcile, Reconciled};

@@ -18,7 +18,9 @@
 //! ```
 //!
 //! The row of `inbox.message` is authoritative, and a final answer is given only once it is stored: two repeats never get two
-//! answers. An answer is kept for as long as the row is; so far nothing purges it.
+//! answers. An answer is kept until its row is purged. Nothing purges by itself here: the service calls [`Inbox::purge`], with a horizon
+//! longer than any client repeats. After that a repeat is a first attempt: it runs, and [`Reconcile::lookup`] is *not* asked. Dead and
+//! unfinished keys are never purged.
 //!
 //! **The same request** is the same caller, key, method, path with query, `Content-Type`, `Content-Encoding` and exact body.
 //! The caller is part of the scope ([`Caller`]), the rest is compared: one key at two endpoints, or with the JSON written in

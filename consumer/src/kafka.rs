@@ -15,7 +15,8 @@ use crate::build;
 
 /// The brokers and any librdkafka properties (TLS, SASL, fetch sizes, compression…).
 ///
-/// Where nothing else is given `session.timeout.ms` is 10,000, `queued.min.messages` 1,000 and
+/// Where nothing else is given `partition.assignment.strategy` is `cooperative-sticky` (all members of a group must agree),
+/// `session.timeout.ms` is 10,000, `queued.min.messages` 1,000 and
 /// `queued.max.messages.kbytes` 16,384; librdkafka's own defaults hold for the rest.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Kafka {

@@ -7,7 +7,7 @@
 //! | name | other labels | |
 //! |---|---|---|
 //! | `baton_consumed_total` | `outcome` | records by how they ended: `fresh`, `duplicate`, `conflict`, `dead` (given up, now or before), each once for each time a record comes; and `in_progress`, each time one is met that somebody else has |
-//! | `baton_handler_seconds` | | histogram: the handler alone, decoding included, without claim and commit |
+//! | `baton_handler_seconds` | | histogram: the handler alone, without claim and commit; once for each call, so once for a batch |
 //! | `baton_retries_total` | `cause` | what failed for the time being and is tried again: `handler`, `outage`, `database`, `in_progress`, `fenced`, `dead_letter` |
 //! | `baton_dead_letters_total` | `cause` | dead letters acknowledged, by `dlt-cause` |
 //! | `baton_breaker_state` | | gauge: 1 from when everything fails until an attempt succeeds, else 0 |

@@ -40,13 +40,13 @@ pub enum Error {
         patience: Duration,
     },
     /// The inbox tables are missing.
-    #[error("the database has no inbox; run `baton migrate inbox` on it")]
+    #[error("the database has no inbox, or one of an earlier version; run `baton migrate inbox` on it")]
     NotMigrated,
     /// The database is a standby.
     #[error("the database is in recovery, so nothing can be written; connect to the primary")]
     InRecovery,
     /// The role may not write to the inbox.
-    #[error("the database role may not read and write inbox.message; grant it baton_consumer")]
+    #[error("the database role may not read and write the inbox; grant it baton_consumer")]
     NotAllowed,
     /// The inbox cannot be looked at.
     #[error("cannot look at the inbox; the database role must be a member of baton_consumer")]
@@ -126,8 +126,9 @@ pub struct Consumer {
 
 impl Consumer {
     /// A consumer named `name`: the owner of its inbox rows, part of the names of its dead-letter topics, and by default
-    /// its consumer group. `pool` is the database of the inbox and of the handlers' effects; each partition that is being
-    /// worked on uses one connection, and waits for one if there are fewer.
+    /// its consumer group. `pool` is the database of the inbox and of the handlers' effects; it takes at most one
+    /// connection for each partition times [`Builder::concurrency`], 8 for records that were set aside, and 2 to look for these and
+    /// to purge; where there are fewer they wait. A leased handler holds none while it runs.
     #[must_use]
     pub fn builder(name: impl Into<String>, pool: PgPool, kafka: Kafka) -> Builder {
         Builder::new(name.into(), pool, kafka)
@@ -161,20 +162,23 @@ impl Consumer {
             () = &mut shutdown => return Ok(()),
             started = self.start() => started?,
         };
-        let drained = tokio::select! {
-            drained = running.failed() => drained,
-            () = &mut shutdown => {
-                retrier.stop.send_replace(true);
-                running.drain().await
+        let is_defect = tokio::select! {
+            drained = running.failed() => Err(drained),
+            () = &mut shutdown => Ok(None),
+            () = retrier.ended() => Ok(Some(Error::Retrier)),
+        };
+        // Records that were parked wait for nobody's partition; both have the same patience, at the same time.
+        let drained = match is_defect {
+            Err(drained) => {
+                retrier.finish(drain_deadline).await;
+                drained
             }
-            () = retrier.ended() => {
-                let mut drained = running.drain().await;
-                drained.result = drained.result.and(Err(Error::Retrier));
+            Ok(defect) => {
+                let (mut drained, ()) = tokio::join!(running.drain(), retrier.finish(drain_deadline));
+                drained.result = drained.result.and(defect.map_or(Ok(()), Err));
                 drained
             }
         };
-        // Its records wait for nobody's partition: they have the same patience.
-        retrier.finish(drain_deadline).await;
         let closed = running.close(drained).await;
         // Its producer is waited for when it is dropped.
         drop(tokio::task::spawn_blocking(move || drop(letters)).await);

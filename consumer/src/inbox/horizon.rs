@@ -158,7 +158,7 @@ struct Purge<'a> {
 
 #[derive(Debug, Clone, Copy)]
 enum Stage {
-    /// From the rows finished at this moment on; what was passed over before it stays.
+    /// From the rows claimed at this moment on; what was passed over before it stays.
     Rows(Option<OffsetDateTime>),
     Parked,
 }
@@ -223,7 +223,7 @@ async fn lock(tx: &mut Transaction<'_, Postgres>, consumer: &str) -> Result<bool
         .await
 }
 
-/// How many are gone, and when the last of them was finished.
+/// How many are gone, and when the last of them was claimed.
 async fn purge_rows(
     tx: &mut Transaction<'_, Postgres>,
     consumer: &str,

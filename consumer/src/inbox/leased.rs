@@ -45,7 +45,8 @@ pub enum Reconciled {
 
 /// Asks the service that takes the effects whether one key took effect there.
 ///
-/// Called before an action is run again, by whomever and however the earlier attempt ended. It must be the place that
+/// Called before an action is run again, by whomever and however the earlier attempt ended, for as long as its row is there: after a
+/// purge ([`Inbox::purge`]) a repeat without a record's time is a first attempt, and is not asked after. It must be the place that
 /// decides: the payment provider by its idempotency key, not a cache. `NotApplied` must stay true until the action is run.
 ///
 /// A closure `|key| async move { … }` is one.
@@ -226,7 +227,8 @@ impl Inbox {
     /// One consumer and scope belong to this or to [`run_once`](Self::run_once), which does not take over what a lease has left
     /// behind: it answers [`Error::Leased`].
     ///
-    /// `scope`, `key` and `payload` are as for [`run_once`](Self::run_once). A failed key may be called again at once: when,
+    /// `scope`, `key` and `payload` are as for [`run_once`](Self::run_once), and so is how long it is remembered: a call after the purge runs
+    /// without asking. A failed key may be called again at once: when,
     /// is the caller's to say.
     ///
     /// ```no_run

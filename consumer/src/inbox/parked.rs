@@ -61,7 +61,7 @@ pub enum AfterDeadLetter {
     /// They go on, and so overtake it. The default.
     #[default]
     Continue,
-    /// They wait, in order, until an operator has requeued or discarded it.
+    /// They wait, in order, until an operator has requeued or discarded it. No command does that yet.
     Block,
 }
 

@@ -82,6 +82,10 @@ impl LeasedHandler for Provider {
             }
             "sick" if !self.is_healed() => return Verdict::transient("busy"),
             "permanent" => return Verdict::permanent("no such account"),
+            "panic" => {
+                self.apply(&key);
+                panic!("after the effect");
+            }
             "hold" => {
                 self.apply(&key);
                 self.0.gate.acquire().await.unwrap().forget();
@@ -140,6 +144,20 @@ fn an_effect_whose_reply_was_lost_is_asked_after_and_not_made_again() {
         world.eventually_committed(0, 2).await;
         assert_eq!(provider.journal(), ["call 1", "lookup 1", "call 2"]);
         eventually_done(&world, &["1", "2"]).await;
+        running.stop().await.unwrap();
+    });
+}
+
+#[test]
+fn a_panic_after_the_effect_is_asked_after_and_is_no_dead_letter() {
+    in_world(1, |world| async move {
+        world.send(Send::new("1", "panic")).await;
+        let provider = Provider::new();
+        let running = start(builder(&world).park_after(Duration::from_secs(60)), &provider);
+        world.eventually_committed(0, 1).await;
+        assert_eq!(provider.journal(), ["call 1", "lookup 1"]);
+        eventually_done(&world, &["1"]).await;
+        assert!(world.read(&world.dlt()).await.is_empty());
         running.stop().await.unwrap();
     });
 }
