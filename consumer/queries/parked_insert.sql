@@ -4,7 +4,10 @@
 WITH met AS (
     SELECT EXISTS (SELECT FROM inbox.parked
                    WHERE consumer = $1 AND topic = $2 AND sha256(key) = sha256($5) AND key = $5
-                     AND (state IN ('retrying', 'blocked') OR state = 'dead' AND $17)) AS is_behind,
+                     AND state IN ('retrying', 'blocked'))
+           OR $17 AND EXISTS (SELECT FROM inbox.parked
+                   WHERE consumer = $1 AND topic = $2 AND sha256(key) = sha256($5) AND key = $5
+                     AND state = 'dead') AS is_behind,
            $12 <> 'dead' AND EXISTS (SELECT FROM inbox.message
                    WHERE consumer = $1 AND scope = $9 AND key = $10 AND state IN ('done', 'dead')) AS is_settled
 ), written AS (

@@ -34,7 +34,7 @@ pub use horizon::{Left, Purged};
 pub(crate) use leased::WhenSpent;
 pub use leased::{Lease, Reconcile, Reconciled};
 pub use parked::AfterDeadLetter;
-pub(crate) use parked::{End, Parked, Place, Taken, Written};
+pub(crate) use parked::{End, HoldUp, Parked, Place, Taken, Written};
 
 use std::fmt;
 use std::panic::AssertUnwindSafe;
@@ -266,15 +266,6 @@ impl Work {
     }
 }
 
-impl Work {
-    /// Its age says nothing about it.
-    pub(crate) fn forget_time(&mut self) {
-        if let Some(origin) = &mut self.origin {
-            origin.timestamp_ms = None;
-        }
-    }
-}
-
 /// Where work came from, kept beside it for operators and for the horizon.
 #[derive(Debug, Clone)]
 pub(crate) struct Origin {
@@ -453,12 +444,25 @@ impl Inbox {
         }
     }
 
-    /// Marks work as dead, after its dead letter was acknowledged.
-    pub(crate) async fn bury(&self, work: &Work, cause: Cause, error: &str) -> Result<Buried, Error> {
+    /// Marks work as dead, after its dead letter was acknowledged, and holds its key up if that is wanted.
+    pub(crate) async fn bury(
+        &self,
+        work: &Work,
+        cause: Cause,
+        error: &str,
+        hold_up: Option<HoldUp<'_>>,
+    ) -> Result<Buried, Error> {
         let failed = |source| Error::Bury { key: work.key.clone(), source };
         let mut session = Session::open(&self.pool).await?;
         let mut tx = session.begin(&self.begin).await?;
+        if let Some(HoldUp { record, .. }) = hold_up {
+            self.lock_key(&mut tx, record.topic(), record.key()).await?;
+        }
         let buried = statements::bury(&mut tx, &self.consumer, work, cause, error).await.map_err(failed)?;
+        if let (Some(HoldUp { record, failed_for }), Buried::Now) = (hold_up, buried) {
+            let place = Place::Dead { cause, error, failed_for };
+            self.park_within(&mut tx, work, record, place, AfterDeadLetter::Block).await?;
+        }
         tx.commit().await.map_err(failed)?;
         session.ended(Ok(()));
         Ok(buried)

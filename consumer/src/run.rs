@@ -223,6 +223,7 @@ impl RetrierTask {
         self.stop.send_replace(true);
         if !self.task.is_finished() && timeout(deadline, &mut self.task).await.is_err() {
             self.task.abort();
+            let _ = timeout(Duration::from_secs(1), self.task).await;
         }
     }
 }

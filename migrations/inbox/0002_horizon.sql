@@ -12,3 +12,8 @@ ALTER TABLE inbox.message SET (fillfactor = 50);
 ALTER TABLE inbox.parked ADD COLUMN settled_at timestamptz;
 CREATE INDEX parked_purge ON inbox.parked (consumer, coalesce(settled_at, last_failed_at, first_failed_at))
     WHERE state IN ('done', 'discarded');
+
+-- Dead ones apart: they stay, and whether a key's queue is empty is asked for every record that goes behind it.
+DROP INDEX inbox.parked_queue;
+CREATE INDEX parked_queue ON inbox.parked (consumer, topic, sha256(key), sequence) WHERE state IN ('retrying', 'blocked');
+CREATE INDEX parked_dead ON inbox.parked (consumer, topic, sha256(key), sequence) WHERE state = 'dead';

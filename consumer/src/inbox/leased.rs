@@ -172,8 +172,8 @@ impl Lease<'_> {
     }
 
     /// Gives the work back. Where that fails, the lease runs out.
-    async fn release(&self) {
-        match statements::release(self.inbox, self.work, &self.holder).await {
+    async fn release(&self, refund: i32) {
+        match statements::release(self.inbox, self.work, &self.holder, refund).await {
             Ok(true) => {}
             Ok(false) => {
                 tracing::debug!(key = self.work.key, "the lease had run out before it was given back");
@@ -297,16 +297,19 @@ impl Inbox {
             Ok(leased) => leased,
             Err(once) => return Ok(once),
         };
+        let is_new = holder.generation == 1;
+        // Those that ended without a word, and those that the caller knows of.
+        let run_before = run_before.saturating_add(work.attempts.saturating_sub(1));
         let mut lease = Lease { inbox: self, work, holder, attempt: run_before.saturating_add(1) };
         if run_before >= self.budget {
-            lease.release().await;
+            lease.release(0).await;
             return Err(Error::Spent { key: work.key.clone(), attempts: run_before });
         }
         #[cfg(feature = "plants")]
         let runs_unasked = self.has(crate::plant::Plant::NoLookUp);
         #[cfg(not(feature = "plants"))]
         let runs_unasked = false;
-        if run_before > 0 && !runs_unasked {
+        if !is_new && !runs_unasked {
             let asked = AssertUnwindSafe(async { reconcile.lookup(&work.key).await }).catch_unwind();
             match timeout(self.lease_ttl.mul_f64(0.75), asked).await {
                 Ok(Ok(Reconciled::Applied(outcome))) => {
@@ -316,11 +319,11 @@ impl Inbox {
                 // It took its time: the action has the whole lease.
                 Ok(Ok(Reconciled::NotApplied)) => lease.renew(1).await?,
                 Ok(Ok(Reconciled::StillUnknown)) | Err(_) => {
-                    lease.release().await;
+                    lease.release(0).await;
                     return Ok(Once::InProgress);
                 }
                 Ok(Err(panic)) => {
-                    lease.release().await;
+                    lease.release(0).await;
                     return Ok(Once::Failed(Failure::Panicked(panic_message(panic.as_ref()))));
                 }
             }
@@ -334,7 +337,8 @@ impl Inbox {
             Ok(Verdict::Failed(failure)) => failure,
             Err(panic) => Failure::Panicked(panic_message(panic.as_ref())),
         };
-        lease.release().await;
+        // Behind Kafka failures that are told are counted by whoever tries again, who knows of outages.
+        lease.release(i32::from(when_spent == WhenSpent::Tell)).await;
         Ok(Once::Failed(failure))
     }
 

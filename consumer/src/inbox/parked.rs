@@ -15,6 +15,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use baton_protocol::dead_letter::Cause;
 use sqlx::{Postgres, Transaction};
+use tokio::time::Instant;
 
 use super::session::Session;
 use super::statements::{Holder, STORABLE_MS, storable};
@@ -41,6 +42,13 @@ impl Place<'_> {
             Self::Dead { .. } => Aside::Dead,
         }
     }
+}
+
+/// A record whose key is held up behind it, once it is given up.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct HoldUp<'a> {
+    pub(crate) record: &'a Record,
+    pub(crate) failed_for: Duration,
 }
 
 /// What became of it.
@@ -77,8 +85,10 @@ pub(crate) struct Taken {
     sequence: i64,
     holder: Holder,
     pub(crate) record: Arc<Record>,
-    /// Spent before.
+    /// Spent, this one included.
     pub(crate) attempts: u32,
+    /// When it was asked for: its lease counts from then.
+    pub(crate) asked: Instant,
     pub(crate) failed_for: Duration,
 }
 
@@ -86,7 +96,11 @@ pub(crate) struct Taken {
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum End<'a> {
     Done,
-    Dead { cause: Cause, error: &'a str },
+    Dead {
+        /// As in `dlt-cause`.
+        cause: &'a str,
+        error: Option<&'a str>,
+    },
 }
 
 /// Whether what was to be written was the holder's to write.
@@ -127,6 +141,24 @@ impl Inbox {
         place: Place<'_>,
         after: AfterDeadLetter,
     ) -> Result<Parked, Error> {
+        let mut session = Session::acquire(&self.pool).await.map_err(Error::Parked)?;
+        let mut tx = session.begin_plainly(&self.begin).await.map_err(Error::Parked)?;
+        self.lock_key(&mut tx, record.topic(), record.key()).await?;
+        let parked = self.park_within(&mut tx, work, record, place, after).await?;
+        tx.commit().await.map_err(Error::Parked)?;
+        session.ended(Ok(()));
+        Ok(parked)
+    }
+
+    /// The same in a transaction that has the key's lock.
+    pub(super) async fn park_within(
+        &self,
+        tx: &mut Transaction<'_, Postgres>,
+        work: &Work,
+        record: &Record,
+        place: Place<'_>,
+        after: AfterDeadLetter,
+    ) -> Result<Parked, Error> {
         let headers: StoredHeaders = record
             .headers()
             .map(|(name, value)| (name.to_owned(), value.map(|value| STANDARD.encode(value))))
@@ -141,9 +173,6 @@ impl Inbox {
             }
         };
         let attempts = if matches!(place, Place::Behind) { 0 } else { work.attempts_column() };
-        let mut session = Session::acquire(&self.pool).await.map_err(Error::Parked)?;
-        let mut tx = session.begin_plainly(&self.begin).await.map_err(Error::Parked)?;
-        self.lock_key(&mut tx, record.topic(), record.key()).await?;
         let (is_behind, is_settled): (bool, bool) =
             sqlx::query_as(include_str!("../../queries/parked_insert.sql"))
                 .bind(&*self.consumer)
@@ -163,11 +192,9 @@ impl Inbox {
                 .bind(milliseconds(failed_for))
                 .bind(milliseconds(delay))
                 .bind(after.blocks())
-                .fetch_one(&mut *tx)
+                .fetch_one(&mut **tx)
                 .await
                 .map_err(Error::Parked)?;
-        tx.commit().await.map_err(Error::Parked)?;
-        session.ended(Ok(()));
         Ok(match place {
             Place::Behind if !is_behind => Parked::Free,
             Place::Aside { .. } if is_settled => Parked::Settled,
@@ -179,6 +206,7 @@ impl Inbox {
     pub(crate) async fn take_parked(&self, topics: &[String], limit: i64) -> Result<Vec<Taken>, Error> {
         let mut session = Session::acquire(&self.pool).await.map_err(Error::Parked)?;
         let mut tx = session.begin_plainly(&self.begin).await.map_err(Error::Parked)?;
+        let asked = Instant::now();
         let rows: Vec<Row> = sqlx::query_as(include_str!("../../queries/parked_take.sql"))
             .bind(&*self.consumer)
             .bind(topics)
@@ -190,7 +218,32 @@ impl Inbox {
             .map_err(Error::Parked)?;
         tx.commit().await.map_err(Error::Parked)?;
         session.ended(Ok(()));
-        rows.into_iter().map(|row| taken(row, &self.owner).map_err(Error::Parked)).collect()
+        // One that cannot be read, of another version say, must not keep the others from being tried.
+        let read = |row| match taken(row, &self.owner, asked) {
+            Ok(taken) => Some(taken),
+            Err(error) => {
+                tracing::error!(%error, "a record that was set aside cannot be read; look at the headers of the oldest in inbox.parked");
+                None
+            }
+        };
+        Ok(rows.into_iter().filter_map(read).collect())
+    }
+
+    /// Lets be tried what is blocked behind nothing, and says how many.
+    pub(crate) async fn sweep_parked(&self, topics: &[String], after: AfterDeadLetter) -> Result<u64, Error> {
+        let mut session = Session::acquire(&self.pool).await.map_err(Error::Parked)?;
+        let mut tx = session.begin_plainly(&self.begin).await.map_err(Error::Parked)?;
+        let swept = sqlx::query(include_str!("../../queries/parked_sweep.sql"))
+            .bind(&*self.consumer)
+            .bind(topics)
+            .bind(after.blocks())
+            .execute(&mut *tx)
+            .await
+            .map_err(Error::Parked)?
+            .rows_affected();
+        tx.commit().await.map_err(Error::Parked)?;
+        session.ended(Ok(()));
+        Ok(swept)
     }
 
     /// Gives a record back, to be tried again after `delay`. `attempts` are spent in all.
@@ -198,7 +251,7 @@ impl Inbox {
         &self,
         taken: &Taken,
         attempts: u32,
-        error: &str,
+        error: Option<&str>,
         delay: Duration,
     ) -> Result<Written, Error> {
         let mut session = Session::acquire(&self.pool).await.map_err(Error::Parked)?;
@@ -208,7 +261,7 @@ impl Inbox {
             .bind(&taken.holder.owner)
             .bind(taken.holder.generation)
             .bind(i32::try_from(attempts).unwrap_or(i32::MAX))
-            .bind(storable(error))
+            .bind(error.map(storable))
             .bind(milliseconds(delay))
             .execute(&mut *tx)
             .await
@@ -229,7 +282,7 @@ impl Inbox {
     ) -> Result<Written, Error> {
         let (state, cause, error) = match end {
             End::Done => ("done", None, None),
-            End::Dead { cause, error } => ("dead", Some(cause.as_str()), Some(storable(error))),
+            End::Dead { cause, error } => ("dead", Some(cause), error.map(storable)),
         };
         let (topic, key) = (taken.record.topic(), taken.record.key());
         let mut session = Session::acquire(&self.pool).await.map_err(Error::Parked)?;
@@ -262,7 +315,7 @@ impl Inbox {
         Ok(if changed == 1 { Written::Yes } else { Written::Fenced })
     }
 
-    async fn lock_key(
+    pub(super) async fn lock_key(
         &self,
         tx: &mut Transaction<'_, Postgres>,
         topic: &str,
@@ -280,7 +333,7 @@ impl Inbox {
     }
 }
 
-fn taken(row: Row, owner: &str) -> Result<Taken, sqlx::Error> {
+fn taken(row: Row, owner: &str, asked: Instant) -> Result<Taken, sqlx::Error> {
     let Row(
         sequence,
         generation,
@@ -315,6 +368,7 @@ fn taken(row: Row, owner: &str) -> Result<Taken, sqlx::Error> {
         holder: Holder { owner: owner.to_owned(), generation },
         record: Arc::new(record),
         attempts: u32::try_from(attempts).unwrap_or_default(),
+        asked,
         failed_for: Duration::from_millis(u64::try_from(failed_ms).unwrap_or_default()),
     })
 }

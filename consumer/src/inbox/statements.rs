@@ -68,7 +68,7 @@ pub(super) async fn claim(
             .bind(&work.scope)
             .bind(&work.key)
             .bind(work.fingerprint.as_str())
-            .bind(work.attempts_column())
+            .bind(owner.map_or(work.attempts_column(), |_| 1))
             .bind(work.record_time_ms())
             .bind(work.origin.as_ref().map(|origin| origin.topic.as_str()))
             .bind(work.origin.as_ref().map(|origin| origin.partition))
@@ -312,8 +312,16 @@ pub(super) async fn complete_leased(
 }
 
 /// Gives the work back, if the holder still has it.
-pub(super) async fn release(inbox: &Inbox, work: &Work, holder: &Holder) -> Result<bool, sqlx::Error> {
-    by_holder(inbox, include_str!("../../queries/lease_release.sql"), work, holder, |query| query).await
+pub(super) async fn release(
+    inbox: &Inbox,
+    work: &Work,
+    holder: &Holder,
+    refund: i32,
+) -> Result<bool, sqlx::Error> {
+    by_holder(inbox, include_str!("../../queries/lease_release.sql"), work, holder, |query| {
+        query.bind(refund)
+    })
+    .await
 }
 
 /// Whether the holder's completion stands there.

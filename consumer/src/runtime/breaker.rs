@@ -28,6 +28,8 @@ use crate::metrics;
 
 /// The waits between probes: their cap bounds how late the end of an outage is noticed.
 const PROBES: Policy = Policy { base: Duration::from_millis(250), factor: 2.0, cap: Duration::from_secs(4) };
+/// How long one probe keeps others from being made.
+const PROBE_PATIENCE: Duration = Duration::from_secs(30);
 /// How many streaks that were outages are remembered: each outlives the attempts that failed in it.
 const REMEMBERED: usize = 64;
 
@@ -41,14 +43,21 @@ enum Pass {
     Go,
     Probe,
     /// Nothing before this, or before somebody else's probe has ended.
-    Wait(Option<Instant>),
+    Wait(Instant),
 }
 
 #[derive(Debug)]
 enum Mode {
     Closed,
-    Open { until: Instant, waits: Delays },
-    Probing { waits: Delays },
+    Open {
+        until: Instant,
+        waits: Delays,
+    },
+    /// Until then no other attempt is made: one that hangs must not keep everybody waiting.
+    Probing {
+        until: Instant,
+        waits: Delays,
+    },
 }
 
 /// The rule, without clock or tasks.
@@ -86,16 +95,20 @@ impl State {
         match std::mem::replace(&mut self.mode, Mode::Closed) {
             Mode::Closed => Pass::Go,
             Mode::Open { until, waits } if now >= until => {
-                self.mode = Mode::Probing { waits };
+                self.mode = Mode::Probing { until: now + PROBE_PATIENCE, waits };
                 Pass::Probe
             }
             Mode::Open { until, waits } => {
                 self.mode = Mode::Open { until, waits };
-                Pass::Wait(Some(until))
+                Pass::Wait(until)
             }
-            Mode::Probing { waits } => {
-                self.mode = Mode::Probing { waits };
-                Pass::Wait(None)
+            Mode::Probing { until, waits } if now >= until => {
+                self.mode = Mode::Probing { until: now + PROBE_PATIENCE, waits };
+                Pass::Probe
+            }
+            Mode::Probing { until, waits } => {
+                self.mode = Mode::Probing { until, waits };
+                Pass::Wait(until)
             }
         }
     }
@@ -113,7 +126,7 @@ impl State {
 
     fn failed(&mut self, was_probe: bool, key: u64, is_said_outage: bool, now: Instant) -> Change {
         if was_probe {
-            if let Mode::Probing { mut waits } = std::mem::replace(&mut self.mode, Mode::Closed) {
+            if let Mode::Probing { mut waits, .. } = std::mem::replace(&mut self.mode, Mode::Closed) {
                 let until = now + waits.next_delay();
                 self.mode = Mode::Open { until, waits };
             }
@@ -138,7 +151,7 @@ impl State {
 
     /// A probe that said nothing either way: the next attempt is one.
     fn abandoned(&mut self, now: Instant) {
-        if let Mode::Probing { waits } = std::mem::replace(&mut self.mode, Mode::Closed) {
+        if let Mode::Probing { waits, .. } = std::mem::replace(&mut self.mode, Mode::Closed) {
             self.mode = Mode::Open { until: now, waits };
         }
     }
@@ -189,15 +202,9 @@ impl Breaker {
                     return Ticket { breaker: Arc::clone(self), is_probe, told: false };
                 }
                 Pass::Wait(until) => {
-                    let over = async {
-                        match until {
-                            Some(until) => tokio::time::sleep_until(until).await,
-                            None => std::future::pending().await,
-                        }
-                    };
                     tokio::select! {
                         _ = changed.changed() => {}
-                        () = over => {}
+                        () = tokio::time::sleep_until(until) => {}
                     }
                 }
             }
@@ -265,6 +272,14 @@ impl Ticket {
         self.tell(key, false, error)
     }
 
+    /// As [`failed`](Self::failed), of a record that has failed before: that it fails again says nothing new of the rest.
+    pub(crate) fn failed_again(self, key: u64, error: &str) -> Streak {
+        if self.is_probe {
+            return self.tell(key, false, error);
+        }
+        Streak(self.breaker.state().streak)
+    }
+
     /// The handler says that what it needs is away.
     pub(crate) fn outage(self, key: u64, error: &str) -> Streak {
         self.tell(key, true, error)
@@ -312,7 +327,7 @@ mod tests {
             assert_eq!(state.failed(false, key, false, now), Change::None);
         }
         assert_eq!(state.failed(false, 5, false, now), Change::Opened);
-        assert!(matches!(state.admit(now), Pass::Wait(Some(_))));
+        assert!(matches!(state.admit(now), Pass::Wait(_)));
         assert!(!state.is_outage(Streak(0)) && state.is_outage(Streak(1)));
     }
 
@@ -322,9 +337,10 @@ mod tests {
         assert_eq!(state.failed(false, 1, true, now), Change::Opened);
         let later = now + PROBES.cap;
         assert_eq!(state.admit(later), Pass::Probe);
-        assert_eq!(state.admit(later), Pass::Wait(None), "one probe at a time");
+        assert!(matches!(state.admit(later), Pass::Wait(_)), "one probe at a time");
+        assert_eq!(state.admit(later + PROBE_PATIENCE), Pass::Probe, "unless it hangs");
         assert_eq!(state.failed(true, 1, true, later), Change::None);
-        assert!(matches!(state.admit(later), Pass::Wait(Some(_))));
+        assert!(matches!(state.admit(later), Pass::Wait(_)));
         let end = later + PROBES.cap;
         assert_eq!(state.admit(end), Pass::Probe);
         assert_eq!(state.succeeded(true, end), Change::Closed(end - now));

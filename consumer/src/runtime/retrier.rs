@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use super::lane::Stop;
 use super::next::{OUTAGE, Position};
-use super::worker::{DOUBT, Death, Progress, Tried, Worker};
+use super::worker::{DOUBT, Death, From, Tried, Worker};
 use crate::apply::Apply;
 use crate::inbox::{End, Error, Taken, Written};
 use crate::message::Message;
@@ -23,6 +23,8 @@ use crate::metrics::{self, AsideTry, Fenced};
 
 /// How often is looked for what another process has set aside or left behind.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// How often is looked for what is blocked behind nothing.
+const SWEEP_EVERY: Duration = Duration::from_secs(60);
 /// How many are tried at once.
 const AT_ONCE: usize = 8;
 
@@ -31,7 +33,7 @@ impl<A: Apply> Worker<A> {
     pub(crate) async fn retry_parked(self: Arc<Self>, topics: Vec<String>, mut stop: Stop) {
         let mut tries = JoinSet::new();
         let mut outage = OUTAGE.delays();
-        let mut look_at = Instant::now();
+        let (mut look_at, mut sweep_at) = (Instant::now(), Instant::now());
         loop {
             tokio::select! {
                 biased;
@@ -47,10 +49,14 @@ impl<A: Apply> Worker<A> {
                 () = self.set_aside.notified() => {}
                 () = tokio::time::sleep_until(look_at), if tries.len() < AT_ONCE => {}
             }
-            // While everything fails nothing is taken, so that no lease is held for nothing.
+            // While everything fails nothing is taken, but for when somebody may try.
             let Some(ticket) = stop.unless(self.breaker.admit()).await else { break };
             drop(ticket);
             look_at = Instant::now() + LOOK_EVERY;
+            if Instant::now() >= sweep_at {
+                sweep_at = Instant::now() + SWEEP_EVERY;
+                self.sweep(&topics).await;
+            }
             let room = AT_ONCE.saturating_sub(tries.len());
             match self.inbox.take_parked(&topics, i64::try_from(room).unwrap_or(i64::MAX)).await {
                 Ok(taken) => {
@@ -69,71 +75,89 @@ impl<A: Apply> Worker<A> {
         while tries.join_next().await.is_some() {}
     }
 
+    /// Rarely finds anything; what it cannot do now it does the next time.
+    async fn sweep(&self, topics: &[String]) {
+        match self.inbox.sweep_parked(topics, self.terms.after_dead_letter).await {
+            Ok(0) => {}
+            Ok(records) => tracing::info!(records, "records that were blocked behind nothing are tried"),
+            Err(error) => tracing::debug!(error = %chain(&error), "parked records cannot be swept now"),
+        }
+    }
+
     /// In how long it, or the next of its key, is due.
     async fn try_parked(&self, taken: Taken, mut stop: Stop) -> Duration {
-        let record = &taken.record;
+        // The take has counted it.
+        let before = taken.attempts.saturating_sub(1);
         // It was set aside with an identity.
-        let Ok(mut message) = self.message(record) else {
-            return self
-                .give_back(&taken, taken.attempts, "its identity can no longer be read", LOOK_EVERY)
-                .await;
+        let Ok(mut message) = self.message(&taken.record) else {
+            let error = "its identity can no longer be read: look at what the consumer's settings were when it was set aside";
+            tracing::error!(at = %Position { record: &taken.record, key: None }, error);
+            return self.give_back(&taken, before, Some(error), self.retry.delay(10)).await;
         };
-        message.work.attempts = taken.attempts.saturating_add(1);
-        let Some(ticket) = stop.unless(self.breaker.admit()).await else {
-            return self.give_back(&taken, taken.attempts, "asked to stop", Duration::ZERO).await;
-        };
-        let mut tried = self.attempt(ticket, &message).await;
-        if matches!(tried, Tried::GiveUp { cause: Cause::TooOld, .. }) {
-            // It waited for longer than the horizon. That it was not applied is known by its row here: a purge spares what
-            // settles a record that is set aside.
-            message.work.forget_time();
-            tried = self.attempt(self.breaker.admit().await, &message).await;
+        message.work.attempts = taken.attempts;
+        if before >= self.terms.attempts {
+            message.work.attempts = before;
+            let error = "its attempts are spent, the last ones without a word: its process died, or took longer than its lease";
+            return self.bury_parked(&taken, &message, Cause::Exhausted, error.to_owned()).await;
         }
+        let Some(ticket) = stop.unless(self.breaker.admit()).await else {
+            return self.give_back(&taken, before, None, Duration::ZERO).await;
+        };
+        // It may be somebody else's soon, or may have been changed: it is taken anew.
+        if taken.asked.elapsed() > self.inbox.ttl() / 2 {
+            drop(ticket);
+            return self.give_back(&taken, before, None, Duration::ZERO).await;
+        }
+        let tried = self.attempt(ticket, &message, From::Aside).await;
         let (at, attempts) = (Position::of(&message), message.work.attempts);
         match tried {
             Tried::Settled(met) => {
                 tracing::info!(%at, ?met, attempts, "a record that was set aside is settled");
                 self.end(&taken, End::Done, attempts).await
             }
+            // Its letter is written; who wrote it did not come to say so here.
+            Tried::Dead { cause, error } => {
+                self.end(&taken, End::Dead { cause: &cause, error: error.as_deref() }, before).await
+            }
             Tried::GiveUp { cause, error, attempts } => {
                 message.work.attempts = attempts;
-                self.bury_parked(&taken, &message, cause, error, &mut stop).await
+                self.bury_parked(&taken, &message, cause, error).await
             }
             Tried::Again { reason, error } => {
                 tracing::debug!(%at, error, ?reason, "a record that was set aside waits on");
-                self.give_back(&taken, taken.attempts, &error, OUTAGE.delay(3)).await
+                self.give_back(&taken, before, Some(&error), OUTAGE.delay(3)).await
             }
             Tried::Failed { error, streak } => {
+                let delay = self.retry.delay(before);
                 // Its lease goes on meanwhile.
                 if self.breaker.settled(streak, DOUBT.min(self.inbox.ttl() / 4)).await {
-                    return self.give_back(&taken, taken.attempts, &error, LOOK_EVERY).await;
+                    return self.give_back(&taken, before, None, delay.min(OUTAGE.cap)).await;
                 }
                 if attempts >= self.terms.attempts {
-                    return self.bury_parked(&taken, &message, Cause::Exhausted, error, &mut stop).await;
+                    return self.bury_parked(&taken, &message, Cause::Exhausted, error).await;
                 }
-                let delay = self.retry.delay(taken.attempts);
                 tracing::warn!(%at, error, ?delay, attempts, "a record that was set aside failed again");
-                self.give_back(&taken, attempts, &error, delay).await
+                self.give_back(&taken, attempts, Some(&error), delay).await
             }
         }
     }
 
-    async fn bury_parked(
-        &self,
-        taken: &Taken,
-        message: &Message,
-        cause: Cause,
-        error: String,
-        stop: &mut Stop,
-    ) -> Duration {
+    /// Once: what cannot be written now is given back, and does not keep others from being tried.
+    async fn bury_parked(&self, taken: &Taken, message: &Message, cause: Cause, error: String) -> Duration {
         let now = Instant::now();
         let failed_since = now.checked_sub(taken.failed_for).unwrap_or(now);
         let attempts = message.work.attempts;
         let death = Death::of(message, cause, error, failed_since);
-        if self.give_up(&death, stop).await == Progress::Settled {
-            self.end(taken, End::Dead { cause, error: &death.error }, attempts).await
-        } else {
-            self.give_back(taken, taken.attempts, &death.error, Duration::ZERO).await
+        match self.give_up_once(&death).await {
+            Ok(()) => {
+                let end = End::Dead { cause: cause.as_str(), error: Some(&death.error) };
+                self.end(taken, end, attempts).await
+            }
+            Err(why) => {
+                let at = Position::of(message);
+                tracing::error!(%at, error = why, "the dead letter cannot be written; its key waits until it can be");
+                self.give_back(taken, taken.attempts.saturating_sub(1), None, OUTAGE.cap).await
+            }
         }
     }
 
@@ -148,7 +172,13 @@ impl<A: Apply> Worker<A> {
         Duration::ZERO
     }
 
-    async fn give_back(&self, taken: &Taken, attempts: u32, error: &str, delay: Duration) -> Duration {
+    async fn give_back(
+        &self,
+        taken: &Taken,
+        attempts: u32,
+        error: Option<&str>,
+        delay: Duration,
+    ) -> Duration {
         let postponed = self.inbox.postpone(taken, attempts, error, delay).await;
         self.said(taken, postponed, AsideTry::Postponed);
         delay.max(Duration::from_millis(1))

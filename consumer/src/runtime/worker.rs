@@ -33,7 +33,7 @@ use super::next::{Met, Next, Position, Reason, Waits, next};
 use super::queues::Way;
 use crate::apply::{Apply, Together};
 use crate::dead_letter::DeadLetters;
-use crate::inbox::{AfterDeadLetter, Buried, Error, Inbox, Once, Parked, Place, Work};
+use crate::inbox::{AfterDeadLetter, Buried, Error, HoldUp, Inbox, Once, Parked, Place, Work};
 use crate::message::Message;
 use crate::metrics::{self, Consumed, Fenced};
 use crate::{Failure, Fingerprints, Record, Scope};
@@ -77,9 +77,22 @@ pub(super) enum Progress {
     Abandoned,
 }
 
+/// Where a record that is tried comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum From {
+    Lane,
+    /// It failed before: that it does so again says nothing of the rest.
+    Aside,
+}
+
 /// What one attempt came to.
 pub(super) enum Tried {
     Settled(Met),
+    /// It was given up before.
+    Dead {
+        cause: String,
+        error: Option<String>,
+    },
     /// It failed for the time being, and an attempt is spent, unless its streak was an outage's.
     Failed {
         error: String,
@@ -149,13 +162,14 @@ impl<A: Apply> Worker<A> {
             let Some(ticket) = stop.unless(self.breaker.admit()).await else { return Progress::Abandoned };
             // Only now it shows which failures were an outage's.
             message.work.attempts = self.spent(&failures).saturating_add(1);
-            let tried = self.attempt(ticket, &message).await;
+            let tried = self.attempt(ticket, &message, From::Lane).await;
             drop(permit);
             let (reason, error) = match tried {
                 Tried::Settled(met) => {
                     tracing::debug!(at = %Position::of(&message), ?met, "settled");
                     return Progress::Settled;
                 }
+                Tried::Dead { .. } => return Progress::Settled,
                 Tried::GiveUp { cause, error, attempts } => {
                     message.work.attempts = attempts;
                     return self.die(&message, cause, error, since, stop).await;
@@ -227,7 +241,7 @@ impl<A: Apply> Worker<A> {
     }
 
     /// One attempt, which the breaker lets through.
-    pub(super) async fn attempt(&self, ticket: Ticket, message: &Message) -> Tried {
+    pub(super) async fn attempt(&self, ticket: Ticket, message: &Message, from: From) -> Tried {
         let attempt = self.apply.attempt(&self.inbox, message).await;
         if matches!(attempt, Ok(Once::Fresh(_))) {
             ticket.succeeded();
@@ -240,6 +254,10 @@ impl<A: Apply> Worker<A> {
             _ => message.work.attempts,
         };
         let is_outage = matches!(attempt, Ok(Once::Failed(Failure::Outage(_))));
+        if let Ok(Once::Dead { cause, error }) = attempt {
+            metrics::consumed(&self.consumer, Met::Dead.consumed());
+            return Tried::Dead { cause, error };
+        }
         let next = next(attempt);
         match &next {
             Next::Advance(met) => metrics::consumed(&self.consumer, met.consumed()),
@@ -253,7 +271,11 @@ impl<A: Apply> Worker<A> {
                 Tried::Again { reason, error }
             }
             Next::Wait { reason: Reason::Handler, error } => {
-                let streak = ticket.failed(hash(&message.record), &error);
+                let key = hash(&message.record);
+                let streak = match from {
+                    From::Lane => ticket.failed(key, &error),
+                    From::Aside => ticket.failed_again(key, &error),
+                };
                 Tried::Failed { error, streak }
             }
             Next::Wait { reason, error } => Tried::Again { reason, error },
@@ -327,7 +349,9 @@ impl<A: Apply> Worker<A> {
         let failed_since = since.unwrap_or_else(Instant::now);
         let death = Death::of(message, cause, error, failed_since);
         let progress = self.give_up(&death, stop).await;
-        if progress != Progress::Settled || self.terms.after_dead_letter == AfterDeadLetter::Continue {
+        // A conflict has no row to be marked, so its key is held up apart.
+        let is_apart = self.terms.after_dead_letter == AfterDeadLetter::Block && death.work.is_none();
+        if progress != Progress::Settled || !is_apart {
             return progress;
         }
         let place = Place::Dead { cause, error: &death.error, failed_for: failed_since.elapsed() };
@@ -355,10 +379,11 @@ impl<A: Apply> Worker<A> {
             return Progress::Settled;
         };
         loop {
-            match self.inbox.bury(work, death.cause, &death.error).await {
+            match self.bury(work, death).await {
                 Ok(Buried::Now) => {
                     metrics::consumed(&self.consumer, death.consumed());
-                    return Progress::Settled;
+                    let is_held_up = self.terms.after_dead_letter == AfterDeadLetter::Block;
+                    return if is_held_up { Progress::Aside } else { Progress::Settled };
                 }
                 Ok(Buried::SettledBefore) => {
                     metrics::fenced(&self.consumer, Fenced::Bury);
@@ -374,6 +399,29 @@ impl<A: Apply> Worker<A> {
                 }
             }
         }
+    }
+
+    /// Where its key is to be held up, that and the mark are one transaction.
+    async fn bury(&self, work: &Work, death: &Death) -> Result<Buried, Error> {
+        let hold_up = HoldUp { record: &death.record, failed_for: death.failed_since.elapsed() };
+        let hold_up = (self.terms.after_dead_letter == AfterDeadLetter::Block).then_some(hold_up);
+        self.inbox.bury(work, death.cause, &death.error, hold_up).await
+    }
+
+    /// As [`give_up`](Self::give_up), once: for whoever comes again.
+    pub(super) async fn give_up_once(&self, death: &Death) -> Result<(), String> {
+        let topic = dead_letter::topic(death.record.topic(), &self.consumer);
+        self.write_letter(&topic, death).await.map_err(|(reason, error)| {
+            self.waits(reason);
+            error
+        })?;
+        metrics::dead_letter(&self.consumer, death.cause);
+        tracing::warn!(at = %death.position(), cause = %death.cause, error = %death.error, %topic, "dead letter written");
+        if let Some(work) = &death.work {
+            self.inbox.bury(work, death.cause, &death.error, None).await.map_err(|error| chain(&error))?;
+        }
+        metrics::consumed(&self.consumer, death.consumed());
+        Ok(())
     }
 
     async fn write_letter(&self, topic: &str, death: &Death) -> Result<(), (Reason, String)> {

@@ -81,6 +81,7 @@ impl LeasedHandler for Provider {
                 return Verdict::unknown("no answer came");
             }
             "sick" if !self.is_healed() => return Verdict::transient("busy"),
+            "away" if !self.is_healed() => return Verdict::outage("the provider is away"),
             "permanent" => return Verdict::permanent("no such account"),
             "panic" => {
                 self.apply(&key);
@@ -214,6 +215,25 @@ fn what_cannot_be_told_holds_its_key_up_alone_and_spends_no_attempt() {
         provider.heal();
         eventually_done(&world, &["mute", "a2", "b1"]).await;
         assert_eq!(provider.journal().iter().filter(|line| *line == "call mute").count(), 1);
+        assert!(world.read(&world.dlt()).await.is_empty());
+        running.stop().await.unwrap();
+    });
+}
+
+#[test]
+fn an_outage_of_the_provider_spends_no_attempt_however_long_it_is_probed() {
+    in_world(1, |world| async move {
+        world.send(Send::new("1", "away")).await;
+        let provider = Provider::new();
+        let two = builder(&world).attempts(NonZeroU32::new(2).unwrap());
+        let running = start(two, &provider);
+        eventually("it was probed more often than it has attempts", || async {
+            let calls = provider.journal().iter().filter(|line| *line == "call 1").count();
+            if calls > 3 { Ok(()) } else { Err(calls.to_string()) }
+        })
+        .await;
+        provider.heal();
+        eventually_done(&world, &["1"]).await;
         assert!(world.read(&world.dlt()).await.is_empty());
         running.stop().await.unwrap();
     });

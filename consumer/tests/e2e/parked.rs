@@ -281,3 +281,76 @@ fn nothing_is_left_behind_a_queue_that_becomes_empty_and_order_is_kept() {
         two.stop().await.unwrap();
     });
 }
+
+#[test]
+fn attempts_that_end_their_process_are_counted_and_end_in_a_dead_letter() {
+    in_world(1, |world| async move {
+        world.send(Send::new("a1", "sick").keyed("a")).await;
+        world.send(Send::new("a2", "pay").keyed("a")).await;
+        let probe = Probe::new();
+        let running = start(eager(&world).retry(slow_retries()), &probe);
+        world.eventually_committed(0, 2).await;
+        running.stop().await.unwrap();
+        // As processes leave it that took it and died: two, of three attempts in all.
+        sqlx::query(
+            "UPDATE inbox.parked SET next_attempt_at = clock_timestamp(), attempts = 3, owner = 'dead', lease_until = clock_timestamp()
+             WHERE state = 'retrying'",
+        )
+        .execute(&world.pool)
+        .await
+        .unwrap();
+        let next = Probe::new();
+        let running = start(eager(&world).attempts(NonZeroU32::new(3).unwrap()), &next);
+        world.eventually_parked(&[("/test#a1", "dead")]).await;
+        let letters = world.eventually_letters(1).await;
+        assert_eq!(header(&letters[0], "dlt-cause").as_deref(), Some("exhausted"));
+        assert_eq!(header(&letters[0], "dlt-attempts").as_deref(), Some("3"));
+        assert_eq!(world.eventually_effects(1).await, ["/test#a2"]);
+        assert!(next.attempts_on("/test#a1").is_empty(), "it is not run again");
+        running.stop().await.unwrap();
+    });
+}
+
+#[test]
+fn what_is_blocked_behind_nothing_is_found_and_tried() {
+    in_world(1, |world| async move {
+        for (id, payload) in [("a1", "permanent"), ("a2", "pay"), ("a3", "pay")] {
+            world.send(Send::new(id, payload).keyed("a")).await;
+        }
+        let running = start(eager(&world).after_dead_letter(AfterDeadLetter::Block), &Probe::new());
+        world.eventually_committed(0, 3).await;
+        world
+            .eventually_parked(&[("/test#a1", "dead"), ("/test#a2", "blocked"), ("/test#a3", "blocked")])
+            .await;
+        running.stop().await.unwrap();
+        // Dead ones hold nothing up any more.
+        let running = start(eager(&world), &Probe::new());
+        assert_eq!(world.eventually_effects(2).await, ["/test#a2", "/test#a3"]);
+        running.stop().await.unwrap();
+    });
+}
+
+#[test]
+fn a_mark_whose_parked_row_was_not_ended_leaves_it_dead_and_not_done() {
+    in_world(1, |world| async move {
+        world.send(Send::new("a1", "sick").keyed("a")).await;
+        let running = start(eager(&world).retry(slow_retries()), &Probe::new());
+        world.eventually_committed(0, 1).await;
+        running.stop().await.unwrap();
+        // As a process leaves it that died after the letter and the mark.
+        sqlx::query(
+            "INSERT INTO inbox.message (consumer, scope, key, fingerprint, state, cause, finished_at)
+             SELECT consumer, scope, idempotency_key, 'v1:sha256:' || encode(sha256('\\x01'::bytea || payload), 'hex'), 'dead', 'permanent', now()
+             FROM inbox.parked",
+        )
+        .execute(&world.pool)
+        .await
+        .unwrap();
+        let next = Probe::new();
+        let running = start(eager(&world), &next);
+        make_due(&world).await;
+        world.eventually_parked(&[("/test#a1", "dead")]).await;
+        assert!(next.calls().is_empty());
+        running.stop().await.unwrap();
+    });
+}
