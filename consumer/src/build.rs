@@ -161,7 +161,9 @@ impl Builder {
             own_topics: DeadLetterTopics::default(),
             drain_deadline: Duration::from_secs(20),
             stall: Inbox::DEFAULT_STALL,
-            limits: Limits { lane_rows: 256, lane_bytes: 4 << 20, total_bytes: 48 << 20 },
+            // A partition that was paused takes librdkafka up to a second to read again: until then the lane lives on the half that it
+            // still has when it is resumed, so 256 rows were 256 messages a second.
+            limits: Limits { lane_rows: 8192, lane_bytes: 4 << 20, total_bytes: 48 << 20 },
             terms: Terms {
                 concurrency: 1,
                 attempts: Inbox::DEFAULT_ATTEMPTS,
@@ -320,7 +322,8 @@ impl Builder {
         self
     }
 
-    /// How many records may wait in one partition's lane before the partition is paused. Default: 256.
+    /// How many records may wait in one partition's lane before the partition is paused. It is resumed at half of it, and librdkafka then takes up to a
+    /// second to read on: half of this is about how many messages a second a partition can be handled at. Default: 8,192.
     #[must_use]
     pub fn lane_rows(mut self, rows: NonZeroUsize) -> Self {
         self.limits.lane_rows = rows.get();
