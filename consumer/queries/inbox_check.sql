@@ -1,5 +1,5 @@
 -- What must be so before a consumer starts. The youngest thing of the last migration stands for all of them.
-SELECT EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass('inbox.parked') AND attname = 'settled_at') AS migrated,
+SELECT EXISTS (SELECT FROM pg_constraint WHERE conrelid = to_regclass('inbox.message') AND conname = 'a_message_is_valid') AS migrated,
        pg_is_in_recovery() AS in_recovery,
        CASE WHEN to_regclass('inbox.message') IS NOT NULL AND to_regclass('inbox.parked') IS NOT NULL
             THEN (SELECT bool_and(has_table_privilege(wanted.relation, wanted.privilege))

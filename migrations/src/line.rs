@@ -72,6 +72,7 @@ impl Line {
             Self::Inbox => &[
                 (1, "inbox", include_str!("../inbox/0001_inbox.sql")),
                 (2, "horizon", include_str!("../inbox/0002_horizon.sql")),
+                (3, "one check", include_str!("../inbox/0003_one_check.sql")),
             ],
         }
     }

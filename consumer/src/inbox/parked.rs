@@ -14,6 +14,7 @@ use std::time::Duration;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use baton_protocol::dead_letter::Cause;
+use sqlx::postgres::PgQueryResult;
 use sqlx::{Postgres, Transaction};
 use tokio::time::Instant;
 
@@ -111,6 +112,12 @@ pub(crate) enum Written {
     Fenced,
 }
 
+impl Written {
+    fn of(result: &PgQueryResult) -> Self {
+        if result.rows_affected() == 1 { Self::Yes } else { Self::Fenced }
+    }
+}
+
 #[derive(sqlx::FromRow)]
 struct Row(i64, i64, String, i32, i64, Option<Vec<u8>>, Option<Vec<u8>>, String, Option<i64>, i32, i64);
 
@@ -141,13 +148,24 @@ impl Inbox {
         place: Place<'_>,
         after: AfterDeadLetter,
     ) -> Result<Parked, Error> {
+        self.in_transaction(async |tx| {
+            self.lock_key(tx, record.topic(), record.key()).await?;
+            self.park_within(tx, work, record, place, after).await
+        })
+        .await
+    }
+
+    /// What the others here do, in one transaction.
+    async fn in_transaction<T>(
+        &self,
+        act: impl AsyncFnOnce(&mut Transaction<'_, Postgres>) -> Result<T, Error>,
+    ) -> Result<T, Error> {
         let mut session = Session::acquire(&self.pool).await.map_err(Error::Parked)?;
         let mut tx = session.begin_plainly(&self.begin).await.map_err(Error::Parked)?;
-        self.lock_key(&mut tx, record.topic(), record.key()).await?;
-        let parked = self.park_within(&mut tx, work, record, place, after).await?;
+        let done = act(&mut tx).await?;
         tx.commit().await.map_err(Error::Parked)?;
         session.ended(Ok(()));
-        Ok(parked)
+        Ok(done)
     }
 
     /// The same in a transaction that has the key's lock.
@@ -204,20 +222,21 @@ impl Inbox {
 
     /// Takes records that are due, at most `limit`.
     pub(crate) async fn take_parked(&self, topics: &[String], limit: i64) -> Result<Vec<Taken>, Error> {
-        let mut session = Session::acquire(&self.pool).await.map_err(Error::Parked)?;
-        let mut tx = session.begin_plainly(&self.begin).await.map_err(Error::Parked)?;
-        let asked = Instant::now();
-        let rows: Vec<Row> = sqlx::query_as(include_str!("../../queries/parked_take.sql"))
-            .bind(&*self.consumer)
-            .bind(topics)
-            .bind(&*self.owner)
-            .bind(self.ttl_ms())
-            .bind(limit)
-            .fetch_all(&mut *tx)
-            .await
-            .map_err(Error::Parked)?;
-        tx.commit().await.map_err(Error::Parked)?;
-        session.ended(Ok(()));
+        let (asked, rows) = self
+            .in_transaction(async |tx| {
+                let asked = Instant::now();
+                let rows = sqlx::query_as::<_, Row>(include_str!("../../queries/parked_take.sql"))
+                    .bind(&*self.consumer)
+                    .bind(topics)
+                    .bind(&*self.owner)
+                    .bind(self.ttl_ms())
+                    .bind(limit)
+                    .fetch_all(&mut **tx)
+                    .await
+                    .map_err(Error::Parked)?;
+                Ok((asked, rows))
+            })
+            .await?;
         // One that cannot be read, of another version say, must not keep the others from being tried.
         let read = |row| match taken(row, &self.owner, asked) {
             Ok(taken) => Some(taken),
@@ -231,19 +250,17 @@ impl Inbox {
 
     /// Lets be tried what is blocked behind nothing, and says how many.
     pub(crate) async fn sweep_parked(&self, topics: &[String], after: AfterDeadLetter) -> Result<u64, Error> {
-        let mut session = Session::acquire(&self.pool).await.map_err(Error::Parked)?;
-        let mut tx = session.begin_plainly(&self.begin).await.map_err(Error::Parked)?;
-        let swept = sqlx::query(include_str!("../../queries/parked_sweep.sql"))
-            .bind(&*self.consumer)
-            .bind(topics)
-            .bind(after.blocks())
-            .execute(&mut *tx)
-            .await
-            .map_err(Error::Parked)?
-            .rows_affected();
-        tx.commit().await.map_err(Error::Parked)?;
-        session.ended(Ok(()));
-        Ok(swept)
+        self.in_transaction(async |tx| {
+            sqlx::query(include_str!("../../queries/parked_sweep.sql"))
+                .bind(&*self.consumer)
+                .bind(topics)
+                .bind(after.blocks())
+                .execute(&mut **tx)
+                .await
+                .map(|swept| swept.rows_affected())
+                .map_err(Error::Parked)
+        })
+        .await
     }
 
     /// Gives a record back, to be tried again after `delay`. `attempts` are spent in all.
@@ -254,22 +271,20 @@ impl Inbox {
         error: Option<&str>,
         delay: Duration,
     ) -> Result<Written, Error> {
-        let mut session = Session::acquire(&self.pool).await.map_err(Error::Parked)?;
-        let mut tx = session.begin_plainly(&self.begin).await.map_err(Error::Parked)?;
-        let changed = sqlx::query(include_str!("../../queries/parked_postpone.sql"))
-            .bind(taken.sequence)
-            .bind(&taken.holder.owner)
-            .bind(taken.holder.generation)
-            .bind(i32::try_from(attempts).unwrap_or(i32::MAX))
-            .bind(error.map(storable))
-            .bind(milliseconds(delay))
-            .execute(&mut *tx)
-            .await
-            .map_err(Error::Parked)?
-            .rows_affected();
-        tx.commit().await.map_err(Error::Parked)?;
-        session.ended(Ok(()));
-        Ok(if changed == 1 { Written::Yes } else { Written::Fenced })
+        self.in_transaction(async |tx| {
+            sqlx::query(include_str!("../../queries/parked_postpone.sql"))
+                .bind(taken.sequence)
+                .bind(&taken.holder.owner)
+                .bind(taken.holder.generation)
+                .bind(i32::try_from(attempts).unwrap_or(i32::MAX))
+                .bind(error.map(storable))
+                .bind(milliseconds(delay))
+                .execute(&mut **tx)
+                .await
+                .map(|written| Written::of(&written))
+                .map_err(Error::Parked)
+        })
+        .await
     }
 
     /// Ends a record, and lets the next one of its key be tried. `attempts` are spent in all.
@@ -285,34 +300,33 @@ impl Inbox {
             End::Dead { cause, error } => ("dead", Some(cause), error.map(storable)),
         };
         let (topic, key) = (taken.record.topic(), taken.record.key());
-        let mut session = Session::acquire(&self.pool).await.map_err(Error::Parked)?;
-        let mut tx = session.begin_plainly(&self.begin).await.map_err(Error::Parked)?;
-        self.lock_key(&mut tx, topic, key).await?;
-        let changed = sqlx::query(include_str!("../../queries/parked_end.sql"))
-            .bind(taken.sequence)
-            .bind(&taken.holder.owner)
-            .bind(taken.holder.generation)
-            .bind(state)
-            .bind(i32::try_from(attempts).unwrap_or(i32::MAX))
-            .bind(cause)
-            .bind(error)
-            .execute(&mut *tx)
-            .await
-            .map_err(Error::Parked)?
-            .rows_affected();
-        if changed == 1 && key.is_some() {
-            sqlx::query(include_str!("../../queries/parked_unblock.sql"))
-                .bind(&*self.consumer)
-                .bind(topic)
-                .bind(key)
-                .bind(after.blocks())
-                .execute(&mut *tx)
+        self.in_transaction(async |tx| {
+            self.lock_key(tx, topic, key).await?;
+            let ended = sqlx::query(include_str!("../../queries/parked_end.sql"))
+                .bind(taken.sequence)
+                .bind(&taken.holder.owner)
+                .bind(taken.holder.generation)
+                .bind(state)
+                .bind(i32::try_from(attempts).unwrap_or(i32::MAX))
+                .bind(cause)
+                .bind(error)
+                .execute(&mut **tx)
                 .await
                 .map_err(Error::Parked)?;
-        }
-        tx.commit().await.map_err(Error::Parked)?;
-        session.ended(Ok(()));
-        Ok(if changed == 1 { Written::Yes } else { Written::Fenced })
+            let written = Written::of(&ended);
+            if written == Written::Yes && key.is_some() {
+                sqlx::query(include_str!("../../queries/parked_unblock.sql"))
+                    .bind(&*self.consumer)
+                    .bind(topic)
+                    .bind(key)
+                    .bind(after.blocks())
+                    .execute(&mut **tx)
+                    .await
+                    .map_err(Error::Parked)?;
+            }
+            Ok(written)
+        })
+        .await
     }
 
     pub(super) async fn lock_key(

@@ -17,7 +17,7 @@ use super::lane::Stop;
 use super::next::{OUTAGE, Position};
 use super::worker::{DOUBT, Death, From, Tried, Worker};
 use crate::apply::Apply;
-use crate::inbox::{End, Error, Taken, Written};
+use crate::inbox::{AfterDeadLetter, End, Error, Taken, Written};
 use crate::message::Message;
 use crate::metrics::{self, AsideTry, Fenced};
 
@@ -147,13 +147,14 @@ impl<A: Apply> Worker<A> {
         let now = Instant::now();
         let failed_since = now.checked_sub(taken.failed_for).unwrap_or(now);
         let attempts = message.work.attempts;
-        let death = Death::of(message, cause, error, failed_since);
-        match self.give_up_once(&death).await {
-            Ok(()) => {
+        let mut death = Death::of(message, cause, error, failed_since);
+        // Its key is held up by its row in `inbox.parked`.
+        match self.try_to_give_up(&mut death, AfterDeadLetter::Continue).await {
+            Ok(_) => {
                 let end = End::Dead { cause: cause.as_str(), error: Some(&death.error) };
                 self.end(taken, end, attempts).await
             }
-            Err(why) => {
+            Err((_, why)) => {
                 let at = Position::of(message);
                 tracing::error!(%at, error = why, "the dead letter cannot be written; its key waits until it can be");
                 self.give_back(taken, taken.attempts.saturating_sub(1), None, OUTAGE.cap).await

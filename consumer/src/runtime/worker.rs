@@ -122,17 +122,18 @@ impl<A: Apply> Worker<A> {
         let message = match self.message(&record) {
             Ok(message) => message,
             Err(error) => {
-                let death = Death {
+                let mut death = Death {
                     record,
                     work: None,
                     cause: Cause::NoIdentity,
                     error,
                     attempts: 1,
                     failed_since: Instant::now(),
+                    is_written: false,
                 };
                 // Whatever waits of its key still does.
                 let left = if way == Way::Behind { Progress::Aside } else { Progress::Settled };
-                return match self.give_up(&death, stop).await {
+                return match self.give_up(&mut death, stop).await {
                     Progress::Settled => left,
                     other => other,
                 };
@@ -347,8 +348,8 @@ impl<A: Apply> Worker<A> {
         stop: &mut Stop,
     ) -> Progress {
         let failed_since = since.unwrap_or_else(Instant::now);
-        let death = Death::of(message, cause, error, failed_since);
-        let progress = self.give_up(&death, stop).await;
+        let mut death = Death::of(message, cause, error, failed_since);
+        let progress = self.give_up(&mut death, stop).await;
         // A conflict has no row to be marked, so its key is held up apart.
         let is_apart = self.terms.after_dead_letter == AfterDeadLetter::Block && death.work.is_none();
         if progress != Progress::Settled || !is_apart {
@@ -362,38 +363,18 @@ impl<A: Apply> Worker<A> {
     }
 
     /// Dead letter first, acknowledged; then the mark. Both for as long as it takes.
-    pub(super) async fn give_up(&self, death: &Death, stop: &mut Stop) -> Progress {
-        let topic = dead_letter::topic(death.record.topic(), &self.consumer);
-        let at = death.position();
+    pub(super) async fn give_up(&self, death: &mut Death, stop: &mut Stop) -> Progress {
         let mut waits = Waits::new(&self.retry);
-        while let Err((reason, error)) = self.write_letter(&topic, death).await {
-            self.waits(reason);
-            if stop.sleep(waits.wait(&at, reason, &error)).await == Rest::Stopped {
-                return Progress::Abandoned;
-            }
-        }
-        metrics::dead_letter(&self.consumer, death.cause);
-        tracing::warn!(%at, cause = %death.cause, error = %death.error, %topic, "dead letter written");
-        let Some(work) = &death.work else {
-            metrics::consumed(&self.consumer, death.consumed());
-            return Progress::Settled;
-        };
+        let after = self.terms.after_dead_letter;
         loop {
-            match self.bury(work, death).await {
-                Ok(Buried::Now) => {
-                    metrics::consumed(&self.consumer, death.consumed());
-                    let is_held_up = self.terms.after_dead_letter == AfterDeadLetter::Block;
-                    return if is_held_up { Progress::Aside } else { Progress::Settled };
+            match self.try_to_give_up(death, after).await {
+                Ok(Buried::Now) if death.work.is_some() && after == AfterDeadLetter::Block => {
+                    return Progress::Aside;
                 }
-                Ok(Buried::SettledBefore) => {
-                    metrics::fenced(&self.consumer, Fenced::Bury);
-                    metrics::consumed(&self.consumer, Consumed::Duplicate);
-                    tracing::warn!(%at, "settled by somebody else meanwhile; its dead letter is one too many");
-                    return Progress::Settled;
-                }
-                Err(error) => {
-                    self.waits(Reason::Database);
-                    if stop.sleep(waits.wait(&at, Reason::Database, &chain(&error))).await == Rest::Stopped {
+                Ok(_) => return Progress::Settled,
+                Err((reason, error)) => {
+                    let delay = waits.wait(&death.position(), reason, &error);
+                    if stop.sleep(delay).await == Rest::Stopped {
                         return Progress::Abandoned;
                     }
                 }
@@ -401,27 +382,37 @@ impl<A: Apply> Worker<A> {
         }
     }
 
-    /// Where its key is to be held up, that and the mark are one transaction.
-    async fn bury(&self, work: &Work, death: &Death) -> Result<Buried, Error> {
-        let hold_up = HoldUp { record: &death.record, failed_for: death.failed_since.elapsed() };
-        let hold_up = (self.terms.after_dead_letter == AfterDeadLetter::Block).then_some(hold_up);
-        self.inbox.bury(work, death.cause, &death.error, hold_up).await
-    }
-
-    /// As [`give_up`](Self::give_up), once: for whoever comes again.
-    pub(super) async fn give_up_once(&self, death: &Death) -> Result<(), String> {
-        let topic = dead_letter::topic(death.record.topic(), &self.consumer);
-        self.write_letter(&topic, death).await.map_err(|(reason, error)| {
-            self.waits(reason);
-            error
-        })?;
-        metrics::dead_letter(&self.consumer, death.cause);
-        tracing::warn!(at = %death.position(), cause = %death.cause, error = %death.error, %topic, "dead letter written");
-        if let Some(work) = &death.work {
-            self.inbox.bury(work, death.cause, &death.error, None).await.map_err(|error| chain(&error))?;
+    /// One try of what is left of it. Where its key is to be held up, that and the mark are one transaction.
+    pub(super) async fn try_to_give_up(
+        &self,
+        death: &mut Death,
+        after: AfterDeadLetter,
+    ) -> Result<Buried, (Reason, String)> {
+        if !death.is_written {
+            let topic = dead_letter::topic(death.record.topic(), &self.consumer);
+            self.write_letter(&topic, death).await.inspect_err(|(reason, _)| self.waits(*reason))?;
+            death.is_written = true;
+            metrics::dead_letter(&self.consumer, death.cause);
+            tracing::warn!(at = %death.position(), cause = %death.cause, error = %death.error, %topic, "dead letter written");
         }
-        metrics::consumed(&self.consumer, death.consumed());
-        Ok(())
+        let Some(work) = &death.work else {
+            metrics::consumed(&self.consumer, death.consumed());
+            return Ok(Buried::Now);
+        };
+        let hold_up = HoldUp { record: &death.record, failed_for: death.failed_since.elapsed() };
+        let hold_up = (after == AfterDeadLetter::Block).then_some(hold_up);
+        let buried = self.inbox.bury(work, death.cause, &death.error, hold_up).await.map_err(|error| {
+            self.waits(Reason::Database);
+            (Reason::Database, chain(&error))
+        })?;
+        if buried == Buried::Now {
+            metrics::consumed(&self.consumer, death.consumed());
+        } else {
+            metrics::fenced(&self.consumer, Fenced::Bury);
+            metrics::consumed(&self.consumer, Consumed::Duplicate);
+            tracing::warn!(at = %death.position(), "settled by somebody else meanwhile; its dead letter is one too many");
+        }
+        Ok(buried)
     }
 
     async fn write_letter(&self, topic: &str, death: &Death) -> Result<(), (Reason, String)> {
@@ -453,6 +444,8 @@ pub(super) struct Death {
     pub(super) error: String,
     attempts: u32,
     failed_since: Instant,
+    /// Its dead letter is acknowledged.
+    is_written: bool,
 }
 
 impl Death {
@@ -465,6 +458,7 @@ impl Death {
             error,
             attempts: message.work.attempts,
             failed_since,
+            is_written: false,
         }
     }
 

@@ -430,10 +430,10 @@ fn a_claim_costs_the_same_whatever_the_inbox_holds() {
         .execute(&world.pool)
         .await
         .unwrap();
-        for (key, sql) in [
-            ("old-50000", include_str!("../../queries/message_claim.sql")),
-            ("new", include_str!("../../queries/message_claim.sql")),
-        ] {
+        // One session, and a first claim that is not counted: what it reads of the catalogue it keeps.
+        let mut session = world.pool.acquire().await.unwrap();
+        for key in ["first", "old-50000", "new"] {
+            let sql = include_str!("../../queries/message_claim.sql");
             let explain = format!("EXPLAIN (ANALYZE, BUFFERS, COSTS OFF, TIMING OFF) {sql}");
             let plan: Vec<String> = sqlx::query_scalar(sqlx::AssertSqlSafe(explain))
                 .bind("billing")
@@ -447,7 +447,7 @@ fn a_claim_costs_the_same_whatever_the_inbox_holds() {
                 .bind(None::<i64>)
                 .bind(None::<String>)
                 .bind(None::<i64>)
-                .fetch_all(&world.pool)
+                .fetch_all(&mut *session)
                 .await
                 .unwrap();
             let plan = plan.join("\n");
@@ -457,9 +457,10 @@ fn a_claim_costs_the_same_whatever_the_inbox_holds() {
                 .find_map(|line| line.trim().strip_prefix("Buffers: shared "))
                 .unwrap()
                 .split_whitespace()
-                .filter_map(|part| part.split_once('=').and_then(|(_, count)| count.parse::<u32>().ok()))
+                .filter_map(|part| part.strip_prefix("hit=").or_else(|| part.strip_prefix("read=")))
+                .filter_map(|count| count.parse::<u32>().ok())
                 .sum();
-            assert!(buffers < 40, "{plan}");
+            assert!(key == "first" || buffers < 30, "{key}: {plan}");
         }
     });
 }
