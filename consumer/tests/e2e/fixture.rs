@@ -141,6 +141,19 @@ impl World {
         .await;
     }
 
+    /// Deletes a topic, and waits until nobody tells of it any more.
+    pub(crate) async fn delete_topic(&self, topic: &str) {
+        let answers = self.admin.delete_topics(&[topic], &AdminOptions::new()).await.unwrap();
+        assert!(answers.iter().all(Result::is_ok), "{answers:?}");
+        eventually(&format!("topic {topic} is gone"), || async {
+            match self.partitions(topic).await {
+                0 => Ok(()),
+                told => Err(format!("{told} partitions")),
+            }
+        })
+        .await;
+    }
+
     /// Removes records below an offset, as retention does.
     pub(crate) async fn expire(&self, partition: i32, below: i64) {
         let mut list = TopicPartitionList::new();
@@ -197,12 +210,9 @@ impl World {
     pub(crate) async fn send_many(&self, records: i64) {
         let sent = (0..records).map(|nr| {
             let (id, key) = (nr.to_string(), format!("k{}", nr % 100));
-            let headers = OwnedHeaders::new()
-                .insert(Header { key: "ce_source", value: Some("/test") })
-                .insert(Header { key: "ce_id", value: Some(id.as_str()) });
             let record = FutureRecord::<str, str>::to(&self.topic)
                 .partition(0)
-                .headers(headers)
+                .headers(ce_headers(&id))
                 .key(&key)
                 .payload("pay");
             self.producer.send_result(record).map_err(|(error, _)| error).expect("produce")
@@ -376,6 +386,13 @@ impl Drop for World {
         };
         let _ = std::thread::spawn(clean).join();
     }
+}
+
+/// What makes a record a CloudEvent.
+pub(crate) fn ce_headers(id: &str) -> OwnedHeaders {
+    OwnedHeaders::new()
+        .insert(Header { key: "ce_source", value: Some("/test") })
+        .insert(Header { key: "ce_id", value: Some(id) })
 }
 
 /// Header names and values of a record, in order.
