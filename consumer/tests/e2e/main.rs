@@ -29,6 +29,7 @@ mod parked;
 mod proxy;
 mod readme;
 mod rebalance;
+mod replayed;
 mod routes;
 mod runtime;
 mod shutdown;
