@@ -1,4 +1,4 @@
--- Replay plans: which dead letters an operator has chosen to send again, and what became of each (docs/decisions/0016).
+-- Replay plans: which dead letters an operator has chosen to send again, and what became of each (docs/decisions/0017).
 -- They stand in the consumer's database, because the consumer says what became of an item in the transaction that settles its work.
 
 CREATE TABLE inbox.replay_plan (
