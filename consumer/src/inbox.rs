@@ -24,6 +24,7 @@
 
 mod batch;
 pub(crate) mod horizon;
+mod kept;
 mod leased;
 mod parked;
 mod replayed;
@@ -52,6 +53,7 @@ use time::OffsetDateTime;
 
 use crate::verdict::is_transient;
 use crate::{Failure, Outcome, Verdict};
+use kept::Kept;
 use replayed::End as Replayed;
 use session::Session;
 use statements::{Claim, Completed};
@@ -241,6 +243,7 @@ pub enum Error {
 pub struct Inbox {
     consumer: Arc<str>,
     pool: PgPool,
+    kept: Arc<Kept>,
     compare: Compare,
     begin: Arc<str>,
     begin_claim: Arc<str>,
@@ -313,6 +316,7 @@ impl Inbox {
         Ok(Self {
             consumer: consumer.into(),
             pool,
+            kept: Arc::default(),
             compare: Compare::default(),
             begin: session::begin_sql(Self::DEFAULT_STALL),
             begin_claim: session::begin_claim_sql(Self::DEFAULT_STALL),
@@ -412,7 +416,7 @@ impl Inbox {
     where
         A: AsyncFnOnce(&mut Transaction<'_, Postgres>) -> Verdict,
     {
-        let mut session = Session::open(&self.pool).await?;
+        let mut session = Session::follow(&self.pool, &self.kept).await?;
         let mut tx = session.begin(&self.begin_claim).await?;
         #[cfg(feature = "plants")]
         if self.has(crate::plant::Plant::Unclaimed) {

@@ -148,7 +148,7 @@ impl Inbox {
         if works.is_empty() {
             return Ok(Batch::Settled(Vec::new()));
         }
-        let mut session = Session::open(&self.pool).await?;
+        let mut session = Session::follow(&self.pool, &self.kept).await?;
         let mut tx = session.begin(&self.begin).await?;
         let claimed = claim(&mut tx, self, works).await?;
         let mut fresh: Vec<Fresh> = Vec::new();

@@ -7,13 +7,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use sqlx::pool::PoolConnection;
 use sqlx::{AssertSqlSafe, Connection, PgPool, Postgres, Transaction};
+use tokio::time::Instant;
 
 use super::Error;
+use super::kept::{Held, Kept};
 
 pub(super) struct Session {
-    connection: PoolConnection<Postgres>,
+    /// Taken only where the session ends.
+    held: Option<Held>,
+    pool: PgPool,
+    /// Where its connection came from and may go back to, instead of the pool.
+    kept: Option<Arc<Kept>>,
     after: After,
 }
 
@@ -29,7 +34,18 @@ impl Session {
 
     /// As [`open`](Self::open), for whoever has its own words for what fails.
     pub(super) async fn acquire(pool: &PgPool) -> Result<Self, sqlx::Error> {
-        Ok(Self { connection: pool.acquire().await?, after: After::Close })
+        let held = Some(taken(pool).await?);
+        Ok(Self { held, pool: pool.clone(), kept: None, after: After::Close })
+    }
+
+    /// As [`open`](Self::open), with the connection of a transaction that has just ended where there is one, and for the next one.
+    pub(super) async fn follow(pool: &PgPool, kept: &Arc<Kept>) -> Result<Self, Error> {
+        let held = match kept.take() {
+            Some(held) if !pool.is_closed() => held,
+            _ => taken(pool).await.map_err(Error::Connect)?,
+        };
+        let kept = Some(Arc::clone(kept));
+        Ok(Self { held: Some(held), pool: pool.clone(), kept, after: After::Close })
     }
 
     pub(super) async fn begin(&mut self, begin: &Arc<str>) -> Result<Transaction<'_, Postgres>, Error> {
@@ -41,10 +57,11 @@ impl Session {
         &mut self,
         begin: &Arc<str>,
     ) -> Result<Transaction<'_, Postgres>, sqlx::Error> {
-        self.connection.begin_with(AssertSqlSafe(Arc::clone(begin))).await
+        let held = self.held.as_mut().ok_or(sqlx::Error::PoolClosed)?;
+        held.connection.begin_with(AssertSqlSafe(Arc::clone(begin))).await
     }
 
-    /// Says how the transaction ended. Only after a success does the connection go back to the pool.
+    /// Says how the transaction ended. Only after a success is the connection used again.
     pub(super) fn ended(mut self, how: Result<(), sqlx::Error>) {
         match how {
             Ok(()) => self.after = After::Keep,
@@ -55,10 +72,17 @@ impl Session {
     }
 }
 
+async fn taken(pool: &PgPool) -> Result<Held, sqlx::Error> {
+    Ok(Held { connection: pool.acquire().await?, taken: Instant::now() })
+}
+
 impl Drop for Session {
     fn drop(&mut self) {
-        if matches!(self.after, After::Close) {
-            self.connection.close_on_drop();
+        let Some(mut held) = self.held.take() else { return };
+        match (&self.after, &self.kept) {
+            (After::Close, _) => held.connection.close_on_drop(),
+            (After::Keep, Some(kept)) => kept.put(&self.pool, held),
+            (After::Keep, None) => {}
         }
     }
 }

@@ -20,6 +20,7 @@ mod health;
 mod horizon;
 mod http;
 mod inbox;
+mod kept;
 mod kit;
 mod leased;
 mod leased_runtime;
