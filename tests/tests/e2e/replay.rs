@@ -387,7 +387,8 @@ fn dead_letters_of_spring_kafka_are_understood_and_what_tells_of_them_is_taken_o
         let letters = (0..7).map(|number| {
             letter(number, if number < 4 { "java.lang.IllegalStateException" } else { "java.io.IOException" })
         });
-        shop.site.kafka().produce(&spring, letters.collect()).await?;
+        // In a transaction, so that the last offset of each partition is a marker.
+        shop.site.kafka().produce_in_transaction(&spring, letters.collect()).await?;
         let plan = shop.plan(&["--dlt", &spring]).await?;
         assert_eq!(
             plan["by_cause"],
