@@ -8,6 +8,8 @@ use super::letters::{Cluster, PATIENCE, Quiet};
 
 /// How many groups without a member that reads it are asked for their offsets.
 const ASKED: usize = 200;
+/// How many at once; each takes a client of its own.
+const AT_ONCE: usize = 20;
 
 /// What is known of the groups of a topic.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -51,10 +53,19 @@ pub(super) fn of(cluster: &Cluster, topic: &str, partitions: &[i32]) -> Result<G
         }
     }
     groups.unasked = others.len().saturating_sub(ASKED);
-    for group in others.into_iter().take(ASKED) {
-        if has_committed(cluster, &group, topic, partitions)? {
-            groups.names.push(group);
-        }
+    others.truncate(ASKED);
+    for asked in others.chunks(AT_ONCE) {
+        let have: Vec<bool> = std::thread::scope(|scope| {
+            let asking: Vec<_> = asked
+                .iter()
+                .map(|group| scope.spawn(|| has_committed(cluster, group, topic, partitions)))
+                .collect();
+            asking
+                .into_iter()
+                .map(|asking| asking.join().unwrap_or(Err(Error::Task)))
+                .collect::<Result<_, _>>()
+        })?;
+        groups.names.extend(asked.iter().zip(have).filter(|(_, have)| *have).map(|(group, _)| group.clone()));
     }
     groups.names.sort();
     Ok(groups)

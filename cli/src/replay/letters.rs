@@ -140,6 +140,8 @@ impl Reader {
             return Ok(());
         }
         self.consumer.assign(&list).map_err(failed)?;
+        // A pause outlives an assignment.
+        self.consumer.resume(&list).map_err(failed)?;
         let mut heard = Instant::now();
         while !open.is_empty() {
             let done = match self.consumer.poll(POLL) {
@@ -171,7 +173,6 @@ impl Reader {
                 self.consumer.pause(&list).map_err(failed)?;
             }
         }
-        // The next assignment begins without what was paused here.
         self.consumer.unassign().map_err(failed)
     }
 

@@ -24,6 +24,9 @@ use crate::{out, signals};
 /// How often is looked whether what another run has claimed is sent, or free again.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
+/// How often is looked how far the plan is: other runs send of it too.
+const SHOW_EVERY: Duration = Duration::from_millis(500);
+
 /// What is read after this is not handed over any more: its claim could be over before it is acknowledged.
 const TRUST: Duration = Duration::from_secs(LEASE.as_secs() * 2 / 5);
 
@@ -164,6 +167,7 @@ impl Run<'_> {
         let mut stop = std::pin::pin!(stop);
         let (most, pause) = pace(rate);
         let mut next = Instant::now();
+        let mut show = next;
         loop {
             let allowed = limit.map_or(u64::MAX, |limit| limit.get().saturating_sub(self.own));
             if allowed == 0 {
@@ -188,10 +192,12 @@ impl Run<'_> {
                 continue;
             }
             self.batch(connection, &claimed, asked).await?;
-            let sent = u64::try_from(self.plan.items).unwrap_or_default();
-            let left = store::left(connection, self.id).await?;
-            let left = u64::try_from(left.waiting + left.sending).unwrap_or_default();
-            self.progress.show(sent.saturating_sub(left), self.own);
+            if Instant::now() >= show {
+                show = Instant::now() + SHOW_EVERY;
+                let left = store::left(connection, self.id).await?;
+                let sent = u64::try_from(self.plan.items - left.waiting - left.sending).unwrap_or_default();
+                self.progress.show(sent, self.own);
+            }
             // What was missed is not made up for: the rate is a bound.
             next = (next + pause).max(asked + pause);
         }

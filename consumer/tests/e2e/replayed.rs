@@ -3,7 +3,7 @@
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
-use baton_consumer::AfterDeadLetter;
+use baton_consumer::{AfterDeadLetter, Inbox};
 use rdkafka::Message;
 use uuid::Uuid;
 
@@ -305,5 +305,28 @@ fn a_handler_is_told_the_topic_that_a_replayed_message_belongs_to() {
             sqlx::query_scalar("SELECT scope FROM inbox.message").fetch_one(&world.pool).await.unwrap();
         assert_eq!(scope, format!("{}/t", world.topic), "one scope, whichever way it comes");
         running.stop().await.unwrap();
+    });
+}
+
+#[test]
+fn a_row_whose_replay_is_planned_is_not_purged_until_that_is_settled() {
+    in_world(1, |world| async move {
+        sqlx::query(
+            "INSERT INTO inbox.message (consumer, scope, key, fingerprint, state, record_time, created_at, finished_at)
+             SELECT 'billing', '', key, 'v1:sha256:00', 'done', now() - '40 d'::interval, now() - '40 d'::interval, now() - '40 d'::interval
+             FROM unnest(ARRAY['planned', 'settled']) key",
+        )
+        .execute(&world.pool)
+        .await
+        .unwrap();
+        let plan = plan(&world, &["planned", "settled"]).await;
+        let settle = "UPDATE inbox.replay_item SET state = 'duplicate', settled_at = now() WHERE plan = $1 AND idempotency_key = $2";
+        sqlx::query(settle).bind(plan).bind("settled").execute(&world.pool).await.unwrap();
+        let inbox = Inbox::new("billing", world.pool.clone()).unwrap();
+        let purge = async || inbox.purge(Duration::from_secs(30 * 24 * 3600)).await.unwrap().rows;
+        assert_eq!(purge().await, 1);
+        assert_eq!(world.rows().await.into_keys().collect::<Vec<_>>(), ["planned"]);
+        sqlx::query(settle).bind(plan).bind("planned").execute(&world.pool).await.unwrap();
+        assert_eq!(purge().await, 1);
     });
 }

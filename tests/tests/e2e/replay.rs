@@ -470,6 +470,44 @@ fn a_replay_of_leased_work_asks_first_and_calls_once() {
 }
 
 #[test]
+fn nothing_of_it_needs_more_than_an_operators_role() {
+    test(Duration::from_secs(90), Load::Light, async |harness: &mut Harness| {
+        let shop = Shop::open(harness, 1).await?;
+        shop.produce(vec![poison(1)]).await?;
+        let mut consumer = shop.consumer(&[])?;
+        shop.consumed().await?;
+        consumer.terminate(PATIENCE).await?;
+        let url = &shop.site.place().database_url;
+        let database = url.rsplit('/').next().unwrap_or_default();
+        let role = format!("operator_{}", database.split('?').next().unwrap_or_default());
+        let make = format!("CREATE ROLE {role} LOGIN PASSWORD 'secret' IN ROLE baton_operator");
+        shop.site.pool().execute(sqlx::AssertSqlSafe(make)).await?;
+        let at = url.find('@').map_or(url.len(), |at| at + 1);
+        let url = format!("postgres://{role}:secret@{}", &url[at..]);
+        let replay = async |args: &[&str]| {
+            let args = [&["--database-url", &url, "replay"], args].concat();
+            shop.site.baton(&args)?.finish(PATIENCE).await?.success()
+        };
+        let plan = replay(&["plan", "--consumer", "effects", "--topic", &shop.topic, "--json"]).await?;
+        let plan: Value = serde_json::from_str(&plan)?;
+        replay(&["run", id(&plan)]).await?;
+        replay(&["status", id(&plan)]).await?;
+        let listed = replay(&["list"]).await?;
+        assert!(listed.contains("finished"), "{listed}");
+        let who: Vec<String> =
+            sqlx::query_scalar("SELECT DISTINCT who FROM inbox.audit WHERE command LIKE 'replay %'")
+                .fetch_all(shop.site.pool())
+                .await?;
+        assert_eq!(who, [role.clone()]);
+        shop.site
+            .pool()
+            .execute(sqlx::AssertSqlSafe(format!("DROP OWNED BY {role}; DROP ROLE {role}")))
+            .await?;
+        Ok(())
+    });
+}
+
+#[test]
 fn what_cannot_be_replayed_is_refused_in_clear_words() {
     test(Duration::from_secs(90), Load::Light, async |harness: &mut Harness| {
         let shop = Shop::open(harness, 1).await?;
