@@ -79,6 +79,11 @@ pub(crate) enum Command {
         #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
         limit: u32,
     },
+    /// Send dead letters again: chosen and counted first, then sent, then told what became of each
+    Replay {
+        #[command(subcommand)]
+        command: crate::replay::Command,
+    },
     /// Show the effective configuration and where each value comes from, secrets masked
     Config {
         /// Print JSON instead of a table

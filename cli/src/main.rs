@@ -14,6 +14,7 @@ mod migrate;
 mod out;
 mod rebase;
 mod relay;
+mod replay;
 mod signals;
 mod status;
 mod table;
@@ -76,6 +77,7 @@ fn run(cli: &Cli, format: &mut LogFormat) -> Result<(), Failure> {
             Command::Rebase { dry_run } => rebase::run(&config, *dry_run).await,
             Command::Audit { json, limit } => audit::run(&config, *json, *limit).await,
             Command::Doctor { older_than, json } => doctor::run(&config, *older_than, *json).await,
+            Command::Replay { command } => replay::run(&config, command).await,
             Command::Config { json } => show(&config, *json),
         }
     })

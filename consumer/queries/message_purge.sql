@@ -2,6 +2,7 @@
 -- whoever finds a row gone can see the watermark above it. $1 consumer, $2 cut-off, $3 rows, $4 how far the batch before came, or null.
 -- `OFFSET 0` keeps the look at `parked` one index probe a row: as a join it may be planned while that table is small, and kept.
 -- By when it was claimed, which a mark does not change (migration 2 says why), and what was finished later than the cut-off stays.
+-- What is planned to be replayed keeps its row: without it the replay would be new work.
 -- A record time that lies ahead of the cut-off keeps its row, or it would put the watermark above records that are still to come.
 WITH finished AS MATERIALIZED (
     SELECT m.ctid AS place
@@ -12,6 +13,9 @@ WITH finished AS MATERIALIZED (
       AND NOT EXISTS (SELECT FROM inbox.parked p
                       WHERE p.consumer = m.consumer AND p.topic = m.topic AND p."partition" = m."partition" AND p."offset" = m."offset"
                         AND p.state NOT IN ('done', 'discarded')
+                      OFFSET 0)
+      AND NOT EXISTS (SELECT FROM inbox.replay_item i
+                      WHERE i.consumer = m.consumer AND i.idempotency_key = m.key AND i.state IN ('waiting', 'sending', 'sent')
                       OFFSET 0)
     ORDER BY m.created_at
     LIMIT $3

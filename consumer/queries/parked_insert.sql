@@ -1,15 +1,21 @@
 -- Sets a record aside. After parked_lock.sql, so that nobody ends its key's queue meanwhile.
 -- $12 state: 'retrying' becomes 'blocked' behind others of its key; 'blocked' is only written there; 'dead' as it is.
 -- $17: dead ones hold their key up. Nothing is written where the inbox has settled the work meanwhile: the claim tells.
-WITH met AS (
+-- $18: an operator replays it. Its row is dead until the replay has run, and it is not behind its own dead row nor behind what that holds up.
+WITH own AS MATERIALIZED (
+    SELECT coalesce(min(sequence), 9223372036854775807) AS sequence FROM inbox.parked
+    WHERE $18 AND consumer = $1 AND topic = $2 AND sha256(key) = sha256($5) AND key = $5 AND state = 'dead'
+      AND scope = $9 AND idempotency_key = $10
+), met AS (
     SELECT EXISTS (SELECT FROM inbox.parked
                    WHERE consumer = $1 AND topic = $2 AND sha256(key) = sha256($5) AND key = $5
-                     AND state IN ('retrying', 'blocked'))
+                     AND state IN ('retrying', 'blocked') AND sequence < (SELECT sequence FROM own))
            OR $17 AND EXISTS (SELECT FROM inbox.parked
                    WHERE consumer = $1 AND topic = $2 AND sha256(key) = sha256($5) AND key = $5
-                     AND state = 'dead') AS is_behind,
+                     AND state = 'dead' AND sequence < (SELECT sequence FROM own)) AS is_behind,
            $12 <> 'dead' AND EXISTS (SELECT FROM inbox.message
-                   WHERE consumer = $1 AND scope = $9 AND key = $10 AND state IN ('done', 'dead')) AS is_settled
+                   WHERE consumer = $1 AND scope = $9 AND key = $10
+                     AND (state = 'done' OR state = 'dead' AND NOT $18)) AS is_settled
 ), written AS (
     INSERT INTO inbox.parked (consumer, topic, "partition", "offset", key, payload, headers, record_time, scope, idempotency_key,
                               attempts, state, cause, error, first_failed_at, last_failed_at, next_attempt_at)

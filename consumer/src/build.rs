@@ -370,7 +370,8 @@ impl Builder {
         let (consumer, scope, retry, terms) = (self.name.clone(), self.scope.clone(), self.retry, self.terms);
         let (fingerprints, outage_after) = (self.fingerprints.clone(), self.outage_after.get());
         let dedupe_horizon = self.dedupe_horizon;
-        let mut topics = self.topics.clone();
+        let replays = self.topics.iter().map(|topic| dead_letter::replay_topic(topic, &self.name));
+        let mut topics: Vec<String> = self.topics.iter().cloned().chain(replays).collect();
         topics.sort();
         topics.dedup();
         let factory = Box::new(move |inbox, letters| {

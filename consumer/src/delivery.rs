@@ -73,10 +73,11 @@ impl<P> Delivery<P> {
         self.attempt
     }
 
-    /// The topic that the message belongs to.
+    /// The topic that the message belongs to, also where it comes again by way of the replay topic
+    /// ([`Record::topic`] is the one that it was read from).
     #[must_use]
     pub fn topic(&self) -> &str {
-        self.record.topic()
+        self.record.original_topic()
     }
 
     /// The partition that it was read from.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use baton_protocol::dead_letter;
 use baton_protocol::fingerprint::{Compare, Fingerprint};
+use baton_protocol::replay;
 use baton_protocol::report::chain;
 use bytes::Bytes;
 
@@ -61,7 +62,7 @@ impl Fingerprints {
 
     /// A chosen header that does not stay the same on the way through the dead-letter topic and back.
     pub(crate) fn unsteady_header(&self) -> Option<&str> {
-        self.headers.iter().map(String::as_str).find(|name| dead_letter::is_own(name))
+        self.headers.iter().map(String::as_str).find(|name| dead_letter::is_own(name) || replay::is_own(name))
     }
 
     /// A record's fingerprint, and why it cannot be compared as set, if that is so.
@@ -137,6 +138,7 @@ mod tests {
     fn a_header_that_changes_with_each_death_is_found() {
         let chosen = |name: &str| Fingerprints::default().with_headers(["tenant", name]);
         assert_eq!(chosen("dlt-attempts").unsteady_header(), Some("dlt-attempts"));
+        assert_eq!(chosen("replay-round").unsteady_header(), Some("replay-round"));
         assert_eq!(chosen("currency").unsteady_header(), None);
     }
 }

@@ -8,7 +8,7 @@
 //!        │                             └─ failed or panicked ──▶ ROLLBACK: no trace
 //!        ├─ nobody, and a duplicate may have been purged ─▶ ROLLBACK, TooOld
 //!        ├─ done, same payload ──────▶ Duplicate, with the stored outcome
-//!        ├─ dead, same payload ──────▶ Dead
+//!        ├─ dead, same payload ──────▶ Dead, unless an operator replays it (`replayed`): then as if nobody had it
 //!        ├─ in progress elsewhere ───▶ InProgress
 //!        └─ another payload ─────────▶ Conflict, whatever the state
 //! ```
@@ -27,6 +27,7 @@ pub(crate) mod horizon;
 mod kept;
 mod leased;
 mod parked;
+mod replayed;
 mod session;
 mod statements;
 
@@ -36,6 +37,7 @@ pub(crate) use leased::WhenSpent;
 pub use leased::{Lease, Reconcile, Reconciled};
 pub use parked::AfterDeadLetter;
 pub(crate) use parked::{End, HoldUp, Parked, Place, Taken, Written};
+pub(crate) use replayed::{End as ReplayEnd, Origin as FirstDeath};
 
 use std::fmt;
 use std::panic::AssertUnwindSafe;
@@ -44,6 +46,7 @@ use std::time::Duration;
 
 use baton_protocol::dead_letter::Cause;
 use baton_protocol::fingerprint::{self, Compare, Fingerprint};
+use baton_protocol::replay;
 use futures_util::FutureExt;
 use sqlx::{PgPool, Postgres, Transaction};
 use time::OffsetDateTime;
@@ -51,6 +54,7 @@ use time::OffsetDateTime;
 use crate::verdict::is_transient;
 use crate::{Failure, Outcome, Verdict};
 use kept::Kept;
+use replayed::End as Replayed;
 use session::Session;
 use statements::{Claim, Completed};
 
@@ -186,6 +190,9 @@ pub enum Error {
         #[source]
         source: fingerprint::Error,
     },
+    /// What became of a replayed record cannot be written down, or where it came from cannot be read.
+    #[error("cannot read or write inbox.replay_item, the items of replay plans")]
+    Replay(#[source] sqlx::Error),
     /// The row could not be marked as dead.
     #[error("cannot mark {key:?} as dead")]
     Bury {
@@ -255,6 +262,8 @@ pub(crate) struct Work {
     pub(crate) fingerprint: Fingerprint,
     pub(crate) attempts: u32,
     pub(crate) origin: Option<Origin>,
+    /// The item of a plan by which an operator brings it again, as its record says.
+    pub(crate) replay: Option<replay::Item>,
 }
 
 impl Work {
@@ -265,7 +274,14 @@ impl Work {
         let fingerprint = compare
             .fingerprint(Some(payload))
             .map_err(|source| Error::Payload { key: key.to_owned(), source })?;
-        Ok(Self { scope: scope.to_owned(), key: key.to_owned(), fingerprint, attempts: 1, origin: None })
+        Ok(Self {
+            scope: scope.to_owned(),
+            key: key.to_owned(),
+            fingerprint,
+            attempts: 1,
+            origin: None,
+            replay: None,
+        })
     }
 }
 
@@ -412,7 +428,7 @@ impl Inbox {
                 Verdict::Failed(failure) => Once::Failed(failure),
             });
         }
-        let claim = statements::claim(&mut tx, self, work, None).await?;
+        let claim = self.claim_or_revive(&mut tx, work).await?;
         let is_left_behind = matches!(claim, Claim::InProgress { is_left_behind: true });
         if let Some(once) = met(claim) {
             let rolled_back = tx.rollback().await;
@@ -421,12 +437,11 @@ impl Inbox {
         }
         match AssertUnwindSafe(async { action(&mut tx).await }).catch_unwind().await {
             Ok(Verdict::Done(outcome)) => {
-                let refused =
-                    match statements::complete(&mut tx, &self.consumer, work, outcome.as_ref()).await {
-                        Ok(Completed::Done) => None,
-                        Ok(Completed::TooOld) => Some(Ok(Once::TooOld)),
-                        Err(error) => Some(failed_or(error)),
-                    };
+                let refused = match self.complete(&mut tx, work, outcome.as_ref()).await {
+                    Ok(Completed::Done) => None,
+                    Ok(Completed::TooOld) => Some(Ok(Once::TooOld)),
+                    Err(error) => Some(failed_or(error)),
+                };
                 if let Some(refused) = refused {
                     let rolled_back = tx.rollback().await;
                     session.ended(rolled_back);
@@ -448,6 +463,22 @@ impl Inbox {
         }
     }
 
+    /// Outcome, mark and, of a replayed record, what became of its item.
+    async fn complete(
+        &self,
+        tx: &mut Transaction<'_, Postgres>,
+        work: &Work,
+        outcome: Option<&Outcome>,
+    ) -> Result<Completed, Error> {
+        let completed = statements::complete(tx, &self.consumer, work, outcome).await?;
+        if completed == Completed::Done {
+            replayed::settle(tx, &self.consumer, work.replay, Replayed::Applied, None)
+                .await
+                .map_err(Error::Replay)?;
+        }
+        Ok(completed)
+    }
+
     /// Marks work as dead, after its dead letter was acknowledged, and holds its key up if that is wanted.
     pub(crate) async fn bury(
         &self,
@@ -462,7 +493,11 @@ impl Inbox {
         if let Some(HoldUp { record, .. }) = hold_up {
             self.lock_key(&mut tx, record.topic(), record.key()).await?;
         }
-        let buried = statements::bury(&mut tx, &self.consumer, work, cause, error).await.map_err(failed)?;
+        let mut buried =
+            statements::bury(&mut tx, &self.consumer, work, cause, error).await.map_err(failed)?;
+        if work.replay.is_some() {
+            buried = self.bury_replayed(&mut tx, work, cause, error, buried).await?;
+        }
         if let (Some(HoldUp { record, failed_for }), Buried::Now) = (hold_up, buried) {
             let place = Place::Dead { cause, error, failed_for };
             self.park_within(&mut tx, work, record, place, AfterDeadLetter::Block).await?;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use baton_protocol::envelope::{Identity, identity};
+use baton_protocol::replay;
 
 use crate::inbox::{Origin, SCOPE_LIMIT, Work};
 use crate::{Decode, Delivery, Failure, Fingerprints, Record, Scope};
@@ -29,7 +30,7 @@ impl Message {
         let identity = identity(record.headers()).ok_or_else(|| {
             "no usable idempotency-key, no ce_source with ce_id and no id among its headers".to_owned()
         })?;
-        let scope = scope.of(record.topic(), identity.r#type.as_deref());
+        let scope = scope.of(record.original_topic(), identity.r#type.as_deref());
         if scope.len() > SCOPE_LIMIT {
             return Err(format!(
                 "its scope has {} bytes, from a long type; the inbox keeps {SCOPE_LIMIT}",
@@ -48,6 +49,7 @@ impl Message {
                 offset: record.offset(),
                 timestamp_ms: record.timestamp_ms(),
             }),
+            replay: replay::item(record.headers()),
         };
         Ok(Self { record: Arc::clone(record), work, identity: Arc::new(identity), refused })
     }

@@ -7,6 +7,7 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+use baton_protocol::replay;
 use bytes::Bytes;
 use rdkafka::Message;
 use rdkafka::message::{BorrowedMessage, Header, Headers, OwnedHeaders};
@@ -16,6 +17,8 @@ use time::OffsetDateTime;
 #[derive(Clone)]
 pub struct Record {
     topic: Arc<str>,
+    /// Where it was read from a replay topic: the topic that it belongs to.
+    original_topic: Option<Arc<str>>,
     partition: i32,
     offset: i64,
     timestamp_ms: Option<i64>,
@@ -60,6 +63,7 @@ impl Record {
             + payload.as_ref().map_or(0, Bytes::len);
         Self {
             topic,
+            original_topic: None,
             partition: message.partition(),
             offset: message.offset(),
             timestamp_ms: message.timestamp().to_millis(),
@@ -92,7 +96,13 @@ impl Record {
                 kept.insert(Header { key: name, value: value.as_deref() })
             });
         let headers = if headers.is_empty() { Kept::None } else { Kept::Text(Arc::new(kept)) };
-        Self { topic, partition, offset, timestamp_ms, key, payload, headers, size }
+        Self { topic, original_topic: None, partition, offset, timestamp_ms, key, payload, headers, size }
+    }
+
+    /// The same, read by `consumer`, whose replay topics belong to others.
+    pub(crate) fn read_by(mut self, consumer: &str) -> Self {
+        self.original_topic = replay::original_topic(&self.topic, consumer).map(Arc::from);
+        self
     }
 
     #[cfg(test)]
@@ -100,6 +110,7 @@ impl Record {
         let topic = topic.into();
         Self {
             topic,
+            original_topic: None,
             partition,
             offset,
             timestamp_ms: None,
@@ -123,6 +134,18 @@ impl Record {
     #[must_use]
     pub fn topic(&self) -> &str {
         &self.topic
+    }
+
+    /// The topic that the message belongs to: of a record that an operator replays the one that it died on first, else the one that
+    /// it was read from.
+    #[must_use]
+    pub fn original_topic(&self) -> &str {
+        self.original_topic.as_deref().unwrap_or(&self.topic)
+    }
+
+    /// Whether it was read from the replay topic.
+    pub(crate) fn is_from_replay_topic(&self) -> bool {
+        self.original_topic.is_some()
     }
 
     /// The partition that it was read from.

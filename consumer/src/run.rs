@@ -187,14 +187,14 @@ impl Consumer {
 
     async fn start(self) -> Result<(Running, Arc<DeadLetters>, RetrierTask), Error> {
         check_database(&self.pool).await?;
-        topics::prepare(&self.kafka, &self.name, &self.topics, self.own_topics).await?;
+        let replays = topics::prepare(&self.kafka, &self.name, &self.topics, self.own_topics).await?;
         let letters = Arc::new(DeadLetters::new(&self.kafka, &self.name).map_err(Error::Client)?);
         let Tasks { lanes, retrier } = (self.factory)(self.inbox, Arc::clone(&letters));
         let settings = Settings {
             consumer: self.name.clone(),
             health: self.health,
             config: self.kafka.consumer(&self.member),
-            topics: self.topics,
+            topics: self.topics.into_iter().chain(replays).collect(),
             limits: self.limits,
             drain_deadline: self.drain_deadline,
         };

@@ -3,7 +3,8 @@
 //!
 //! A topic to consume that does not exist is an error: it is a misspelling more often than a topic to come. The two
 //! topics of one's own are created where that is allowed, with as many partitions as the original; where it is not, the
-//! consumer starts all the same and says what is missing, because most records need neither.
+//! consumer starts all the same and says what is missing, because most records need neither. The replay topics that are there are
+//! read like the others; one that is made later is read after the next start.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,11 +15,15 @@ use rdkafka::client::DefaultClientContext;
 use rdkafka::config::FromClientConfig;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::types::RDKafkaRespErr;
+use tokio::time::Instant;
 
 use crate::{Kafka, run};
 
 /// How long a broker may take to answer before the start fails.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How often is looked whether a topic that was made is told of.
+const TOLD_EVERY: Duration = Duration::from_millis(50);
 
 /// Whether a consumer makes the topics of its dead letters and replays.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -33,13 +38,13 @@ pub enum DeadLetterTopics {
 
 type Admin = AdminClient<DefaultClientContext>;
 
-/// Checks and creates.
+/// Checks and creates. The replay topics that are there.
 pub(crate) async fn prepare(
     kafka: &Kafka,
     consumer: &str,
     topics: &[String],
     own: DeadLetterTopics,
-) -> Result<(), run::Error> {
+) -> Result<Vec<String>, run::Error> {
     let admin = Arc::new(AdminClient::from_config(&kafka.admin()).map_err(run::Error::Client)?);
     let prepared = look_and_create(&admin, kafka, consumer, topics, own).await;
     // It waits for its thread when it is dropped.
@@ -53,7 +58,7 @@ async fn look_and_create(
     consumer: &str,
     topics: &[String],
     own: DeadLetterTopics,
-) -> Result<(), run::Error> {
+) -> Result<Vec<String>, run::Error> {
     let brokers = || kafka.brokers.clone();
     let mut counts = Vec::with_capacity(topics.len());
     let mut missing = Vec::new();
@@ -70,25 +75,58 @@ async fn look_and_create(
     if !missing.is_empty() {
         return Err(run::Error::MissingTopics { topics: missing });
     }
-    if own == DeadLetterTopics::Expect {
-        return Ok(());
-    }
+    let mut replays = Vec::new();
     for (topic, count) in counts {
         let letters = dead_letter::topic(topic, consumer);
-        let replays = dead_letter::replay_topic(topic, consumer);
-        for (own, keep) in [(&letters, Keep::ForEver), (&replays, Keep::AsTheBrokerDoes)] {
-            if let Ok(Found::Partitions(_)) = partitions(admin, own).await {
-                continue;
-            }
-            match create(admin, topic, own, count, keep).await {
-                Ok(()) => tracing::info!(topic = %own, partitions = count, "created"),
-                Err(error) => tracing::warn!(
-                    topic = %own,
-                    %error,
-                    "cannot create this topic; create it with {count} partitions, or its first record holds up a partition"
-                ),
-            }
+        if own == DeadLetterTopics::Create
+            && let Err(error) = ensure(admin, topic, &letters, count, Keep::ForEver).await
+        {
+            tracing::warn!(
+                topic = %letters,
+                %error,
+                "cannot create this topic; create it with {count} partitions, or its first record holds up a partition"
+            );
         }
+        let replay = dead_letter::replay_topic(topic, consumer);
+        let there = match own {
+            DeadLetterTopics::Create => ensure(admin, topic, &replay, count, Keep::AsTheBrokerDoes).await,
+            DeadLetterTopics::Expect => match partitions(admin, &replay).await {
+                Ok(Found::Partitions(_)) => Ok(()),
+                Ok(Found::Missing) => Err(KafkaError::AdminOp(RDKafkaErrorCode::UnknownTopicOrPartition)),
+                Ok(Found::Refused(error)) | Err(error) => Err(error),
+            },
+        };
+        match there {
+            Ok(()) => replays.push(replay),
+            Err(error) => tracing::warn!(
+                topic = %replay,
+                %error,
+                "this topic cannot be read; create it with {count} partitions and start again, or nothing that is replayed is applied"
+            ),
+        }
+    }
+    Ok(replays)
+}
+
+/// Creates a topic where it is not there, and waits, for a while, until the brokers tell of it.
+async fn ensure(
+    admin: &Arc<Admin>,
+    original: &str,
+    topic: &str,
+    count: i32,
+    keep: Keep,
+) -> Result<(), KafkaError> {
+    if let Ok(Found::Partitions(_)) = partitions(admin, topic).await {
+        return Ok(());
+    }
+    create(admin, original, topic, count, keep).await?;
+    tracing::info!(%topic, partitions = count, "created");
+    let deadline = Instant::now() + PATIENCE;
+    while Instant::now() < deadline {
+        if let Ok(Found::Partitions(_)) = partitions(admin, topic).await {
+            break;
+        }
+        tokio::time::sleep(TOLD_EVERY).await;
     }
     Ok(())
 }
@@ -119,6 +157,7 @@ async fn partitions(admin: &Arc<Admin>, topic: &str) -> Result<Found, KafkaError
     answer.await.unwrap_or(Err(KafkaError::Canceled))
 }
 
+#[derive(Debug, Clone, Copy)]
 enum Keep {
     ForEver,
     AsTheBrokerDoes,

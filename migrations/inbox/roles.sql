@@ -22,3 +22,6 @@ GRANT SELECT ON ALL TABLES IN SCHEMA inbox TO baton_consumer, baton_operator, ba
 GRANT INSERT, UPDATE, DELETE ON inbox.message, inbox.parked, inbox.horizon TO baton_consumer;
 GRANT UPDATE ON inbox.parked, inbox.message TO baton_operator;
 GRANT INSERT ON inbox.audit TO baton_consumer, baton_operator;
+GRANT INSERT ON inbox.replay_plan TO baton_operator;
+GRANT INSERT, UPDATE ON inbox.replay_item TO baton_operator;
+GRANT UPDATE ON inbox.replay_item TO baton_consumer;

@@ -52,7 +52,9 @@ impl Line {
                 "stopped",
                 "token",
             ],
-            Self::Inbox => &[BOOKKEEPING, "audit", "horizon", "message", "parked"],
+            Self::Inbox => {
+                &[BOOKKEEPING, "audit", "horizon", "message", "parked", "replay_item", "replay_plan"]
+            }
         }
     }
 
@@ -73,6 +75,7 @@ impl Line {
                 (1, "inbox", include_str!("../inbox/0001_inbox.sql")),
                 (2, "horizon", include_str!("../inbox/0002_horizon.sql")),
                 (3, "one check", include_str!("../inbox/0003_one_check.sql")),
+                (4, "replay", include_str!("../inbox/0004_replay.sql")),
             ],
         }
     }

@@ -13,6 +13,7 @@
 //! * [`fingerprint`] — what makes two payloads the same,
 //! * [`retry`] — how long to wait before the next try,
 //! * [`dead_letter`] — what a record says that nobody could apply,
+//! * [`replay`] — what is read of a dead letter, and what a replayed record carries,
 //! * [`report`] — an error and its causes in one line.
 //!
 //! Header names, the partition of a key, the fingerprint and the topic names are a public format: golden tests hold them, and a change is a
@@ -26,6 +27,7 @@ pub mod fingerprint;
 pub mod lease;
 pub mod lifecycle;
 pub mod partition;
+pub mod replay;
 pub mod report;
 pub mod retry;
 

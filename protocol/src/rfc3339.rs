@@ -4,6 +4,7 @@
 //! What RFC 3339 cannot say, a year before 0 or after 9999, has no text: `None`.
 
 use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
 
 /// Text of a point in time, cut to whole milliseconds.
 pub(crate) fn from_time(at: OffsetDateTime) -> Option<String> {
@@ -20,6 +21,11 @@ pub(crate) fn from_time(at: OffsetDateTime) -> Option<String> {
 pub(crate) fn from_millis(ms: i64) -> Option<String> {
     let at = OffsetDateTime::from_unix_timestamp_nanos(i128::from(ms) * 1_000_000).ok()?;
     from_time(at)
+}
+
+/// A point in time as RFC 3339 says it, in any zone.
+pub(crate) fn to_time(text: &str) -> Option<OffsetDateTime> {
+    OffsetDateTime::parse(text, &Rfc3339).ok()
 }
 
 #[cfg(test)]
@@ -44,6 +50,14 @@ mod tests {
         assert_eq!(from_millis(253_402_300_800_000), None);
         assert_eq!(from_millis(i64::MAX), None);
         assert_eq!(from_millis(i64::MIN), None);
+    }
+
+    #[test]
+    fn what_is_written_is_read_back_and_other_zones_are_read_too() {
+        let at = OffsetDateTime::from_unix_timestamp_nanos(1_769_850_300_250_000_000).unwrap();
+        assert_eq!(to_time("2026-01-31T09:05:00.250Z"), Some(at));
+        assert_eq!(to_time("2026-01-31T10:05:00.250+01:00"), Some(at));
+        assert_eq!(to_time("yesterday"), None);
     }
 
     #[test]

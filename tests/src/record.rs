@@ -78,7 +78,13 @@ impl Draft {
 
     /// One more header.
     #[must_use]
-    pub fn header(mut self, name: &str, value: &str) -> Self {
+    pub fn header(self, name: &str, value: &str) -> Self {
+        self.header_bytes(name, value.as_bytes())
+    }
+
+    /// One more header, whose value is no text.
+    #[must_use]
+    pub fn header_bytes(mut self, name: &str, value: &[u8]) -> Self {
         self.headers.push((name.to_owned(), Some(value.into())));
         self
     }

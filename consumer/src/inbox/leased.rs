@@ -6,6 +6,7 @@
 //!        │                         ├─ applied ──────▶ outcome + mark: nothing runs
 //!        │                         └─ still unknown ▶ free at once: nothing ran, no attempt is spent
 //!        ├─ left behind, attempts spent ─▶ Dead: nothing runs, nobody is asked
+//!        ├─ dead, and an operator replays it ─▶ as what is left behind
 //!        └─ held │ done │ dead │ another payload: as without a lease
 //! ```
 //!
@@ -25,6 +26,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use tokio::time::{Instant, timeout};
 
+use super::replayed::{End as Replayed, Until};
 use super::session::Session;
 use super::statements::{self, Claim, Holder, Leased};
 use super::{Error, Inbox, Once, Work, met, panic_message};
@@ -135,8 +137,8 @@ impl Lease<'_> {
     }
 
     /// Stores outcome and mark. One that comes too late is counted apart.
-    async fn complete(&self, outcome: Option<&Outcome>) -> Result<(), Error> {
-        let completed = self.complete_or_ask(outcome).await;
+    async fn complete(&self, outcome: Option<&Outcome>, replayed: Replayed) -> Result<(), Error> {
+        let completed = self.complete_or_ask(outcome, replayed).await;
         if matches!(completed, Err(Error::Lost { .. })) {
             metrics::fenced(self.inbox.consumer(), Fenced::CompleteLeased);
         }
@@ -144,9 +146,9 @@ impl Lease<'_> {
     }
 
     /// A reply that is lost is asked after.
-    async fn complete_or_ask(&self, outcome: Option<&Outcome>) -> Result<(), Error> {
+    async fn complete_or_ask(&self, outcome: Option<&Outcome>, replayed: Replayed) -> Result<(), Error> {
         let (inbox, work, key) = (self.inbox, self.work, || self.work.key.clone());
-        let lost = match statements::complete_leased(inbox, work, &self.holder, outcome).await {
+        let lost = match statements::complete_leased(inbox, work, &self.holder, outcome, replayed).await {
             Ok(true) => return Ok(()),
             Ok(false) => None,
             Err(source) => Some(source),
@@ -157,7 +159,7 @@ impl Lease<'_> {
             (_, None) => Err(Error::Lost { key: key() }),
             // Once more. That waits for a commit that is still on its way, and is then refused by what it wrote.
             (Ok(false), Some(source)) => {
-                match statements::complete_leased(inbox, work, &self.holder, outcome).await {
+                match statements::complete_leased(inbox, work, &self.holder, outcome, replayed).await {
                     Ok(true) => Ok(()),
                     Ok(false) => match statements::completed(inbox, work, &self.holder).await {
                         Ok(true) => Ok(()),
@@ -313,7 +315,7 @@ impl Inbox {
             let asked = AssertUnwindSafe(async { reconcile.lookup(&work.key).await }).catch_unwind();
             match timeout(self.lease_ttl.mul_f64(0.75), asked).await {
                 Ok(Ok(Reconciled::Applied(outcome))) => {
-                    lease.complete(outcome.as_ref()).await?;
+                    lease.complete(outcome.as_ref(), Replayed::Duplicate).await?;
                     return Ok(Once::Duplicate(outcome));
                 }
                 // It took its time: the action has the whole lease.
@@ -331,7 +333,7 @@ impl Inbox {
         let ran = AssertUnwindSafe(async { action(&mut lease).await }).catch_unwind().await;
         let failure = match ran {
             Ok(Verdict::Done(outcome)) => {
-                lease.complete(outcome.as_ref()).await?;
+                lease.complete(outcome.as_ref(), Replayed::Applied).await?;
                 return Ok(Once::Fresh(outcome));
             }
             Ok(Verdict::Failed(failure)) => failure,
@@ -360,6 +362,15 @@ impl Inbox {
                 Claim::Ours => Ok(Leased { holder: first, run_before: 0 }),
                 Claim::InProgress { is_left_behind: true } => {
                     statements::take(&mut tx, self, work, budget).await?
+                }
+                Claim::Dead { cause, error } if work.replay.is_some() => {
+                    match self.revive(&mut tx, work, Until::Lease(&self.owner)).await? {
+                        Some(generation) => {
+                            let holder = Holder { owner: self.owner.to_string(), generation };
+                            Ok(Leased { holder, run_before: 0 })
+                        }
+                        None => Err(Claim::Dead { cause, error }),
+                    }
                 }
                 other => Err(other),
             };

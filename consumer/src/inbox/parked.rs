@@ -156,7 +156,7 @@ impl Inbox {
     }
 
     /// What the others here do, in one transaction.
-    async fn in_transaction<T>(
+    pub(super) async fn in_transaction<T>(
         &self,
         act: impl AsyncFnOnce(&mut Transaction<'_, Postgres>) -> Result<T, Error>,
     ) -> Result<T, Error> {
@@ -210,6 +210,7 @@ impl Inbox {
                 .bind(milliseconds(failed_for))
                 .bind(milliseconds(delay))
                 .bind(after.blocks())
+                .bind(work.replay.is_some())
                 .fetch_one(&mut **tx)
                 .await
                 .map_err(Error::Parked)?;
@@ -238,7 +239,7 @@ impl Inbox {
             })
             .await?;
         // One that cannot be read, of another version say, must not keep the others from being tried.
-        let read = |row| match taken(row, &self.owner, asked) {
+        let read = |row| match taken(row, &self.consumer, &self.owner, asked) {
             Ok(taken) => Some(taken),
             Err(error) => {
                 tracing::error!(%error, "a record that was set aside cannot be read; look at the headers of the oldest in inbox.parked");
@@ -314,19 +315,59 @@ impl Inbox {
                 .await
                 .map_err(Error::Parked)?;
             let written = Written::of(&ended);
-            if written == Written::Yes && key.is_some() {
-                sqlx::query(include_str!("../../queries/parked_unblock.sql"))
-                    .bind(&*self.consumer)
-                    .bind(topic)
-                    .bind(key)
-                    .bind(after.blocks())
-                    .execute(&mut **tx)
-                    .await
-                    .map_err(Error::Parked)?;
+            if written == Written::Yes {
+                self.unblock(tx, topic, key, after).await?;
             }
             Ok(written)
         })
         .await
+    }
+
+    /// A replay has applied what was set aside as dead: that row is done, and the next one of its key may be tried.
+    pub(super) async fn end_dead(
+        &self,
+        work: &Work,
+        record: &Record,
+        after: AfterDeadLetter,
+    ) -> Result<(), Error> {
+        let (topic, key) = (record.original_topic(), record.key());
+        self.in_transaction(async |tx| {
+            self.lock_key(tx, topic, key).await?;
+            let ended = sqlx::query(include_str!("../../queries/parked_replayed.sql"))
+                .bind(&*self.consumer)
+                .bind(topic)
+                .bind(key)
+                .bind(&work.scope)
+                .bind(&work.key)
+                .execute(&mut **tx)
+                .await
+                .map_err(Error::Parked)?;
+            if ended.rows_affected() > 0 {
+                self.unblock(tx, topic, key, after).await?;
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    /// The next record of a key, once nothing before it is unsettled.
+    async fn unblock(
+        &self,
+        tx: &mut Transaction<'_, Postgres>,
+        topic: &str,
+        key: Option<&[u8]>,
+        after: AfterDeadLetter,
+    ) -> Result<(), Error> {
+        let Some(key) = key else { return Ok(()) };
+        sqlx::query(include_str!("../../queries/parked_unblock.sql"))
+            .bind(&*self.consumer)
+            .bind(topic)
+            .bind(key)
+            .bind(after.blocks())
+            .execute(&mut **tx)
+            .await
+            .map(drop)
+            .map_err(Error::Parked)
     }
 
     pub(super) async fn lock_key(
@@ -347,7 +388,7 @@ impl Inbox {
     }
 }
 
-fn taken(row: Row, owner: &str, asked: Instant) -> Result<Taken, sqlx::Error> {
+fn taken(row: Row, consumer: &str, owner: &str, asked: Instant) -> Result<Taken, sqlx::Error> {
     let Row(
         sequence,
         generation,
@@ -376,7 +417,8 @@ fn taken(row: Row, owner: &str, asked: Instant) -> Result<Taken, sqlx::Error> {
         key.map(Into::into),
         payload.map(Into::into),
         &headers,
-    );
+    )
+    .read_by(consumer);
     Ok(Taken {
         sequence,
         holder: Holder { owner: owner.to_owned(), generation },

@@ -1,11 +1,13 @@
 //! The inbox's statements, each called from one function.
 
 use baton_protocol::dead_letter::{Cause, ERROR_LIMIT};
+use baton_protocol::replay::Item;
 use sqlx::postgres::PgArguments;
 use sqlx::query::Query;
 use sqlx::{PgPool, Postgres, Transaction};
 use time::OffsetDateTime;
 
+use super::replayed::{self, End as Replayed};
 use super::session::Session;
 use super::{Buried, Error, Inbox, Work};
 use crate::Outcome;
@@ -45,6 +47,7 @@ pub(super) enum Claim {
 }
 
 /// What a completion found.
+#[derive(Debug, PartialEq, Eq)]
 pub(super) enum Completed {
     Done,
     /// A purge came between the claim's snapshot and its insert, and what it took may have been this work. To be rolled back.
@@ -288,7 +291,7 @@ pub(super) async fn renew(
     holder: &Holder,
     attempts: i32,
 ) -> Result<bool, sqlx::Error> {
-    by_holder(inbox, include_str!("../../queries/lease_renew.sql"), work, holder, |query| {
+    by_holder(inbox, include_str!("../../queries/lease_renew.sql"), work, holder, None, |query| {
         query.bind(inbox.ttl_ms()).bind(attempts)
     })
     .await
@@ -300,6 +303,7 @@ pub(super) async fn complete_leased(
     work: &Work,
     holder: &Holder,
     outcome: Option<&Outcome>,
+    replayed: Replayed,
 ) -> Result<bool, sqlx::Error> {
     let sql = include_str!("../../queries/lease_complete.sql");
     #[cfg(feature = "plants")]
@@ -308,7 +312,8 @@ pub(super) async fn complete_leased(
     } else {
         sql
     };
-    by_holder(inbox, sql, work, holder, |query| query.bind(outcome.map(Outcome::as_json))).await
+    let also = work.replay.map(|item| (item, replayed));
+    by_holder(inbox, sql, work, holder, also, |query| query.bind(outcome.map(Outcome::as_json))).await
 }
 
 /// Gives the work back, if the holder still has it.
@@ -318,7 +323,7 @@ pub(super) async fn release(
     holder: &Holder,
     refund: i32,
 ) -> Result<bool, sqlx::Error> {
-    by_holder(inbox, include_str!("../../queries/lease_release.sql"), work, holder, |query| {
+    by_holder(inbox, include_str!("../../queries/lease_release.sql"), work, holder, None, |query| {
         query.bind(refund)
     })
     .await
@@ -339,12 +344,14 @@ pub(super) async fn completed(inbox: &Inbox, work: &Work, holder: &Holder) -> Re
 
 type Bound<'q> = Query<'q, Postgres, PgArguments>;
 
-/// One statement that names owner and generation, in a transaction of its own. True: it changed the row.
+/// One statement that names owner and generation, in a transaction of its own, with what is to be said of a replay's item if it
+/// changed the row. True: it did.
 async fn by_holder<'q>(
     inbox: &'q Inbox,
     sql: &'static str,
     work: &'q Work,
     holder: &'q Holder,
+    also: Option<(Item, Replayed)>,
     rest: impl FnOnce(Bound<'q>) -> Bound<'q>,
 ) -> Result<bool, sqlx::Error> {
     let mut session = Session::acquire(&inbox.pool).await?;
@@ -357,6 +364,9 @@ async fn by_holder<'q>(
         .bind(holder.generation)
         .bind(work.fingerprint.as_str());
     let changed = rest(query).execute(&mut *tx).await?.rows_affected();
+    if let (1, Some((item, end))) = (changed, also) {
+        replayed::settle(&mut tx, &inbox.consumer, Some(item), end, None).await?;
+    }
     tx.commit().await?;
     session.ended(Ok(()));
     Ok(changed == 1)
@@ -403,7 +413,7 @@ impl Work {
         i32::try_from(self.attempts).unwrap_or(i32::MAX)
     }
 
-    fn record_time_ms(&self) -> Option<i64> {
+    pub(super) fn record_time_ms(&self) -> Option<i64> {
         self.origin.as_ref()?.timestamp_ms.filter(|ms| STORABLE_MS.contains(ms))
     }
 }

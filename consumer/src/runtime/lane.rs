@@ -144,7 +144,7 @@ impl<A: Apply> Worker<A> {
     async fn load_aside(&self, topic: &str, stop: &mut Stop) -> Option<Vec<Vec<u8>>> {
         let mut waits = OUTAGE.delays();
         loop {
-            match self.inbox.parked_keys(topic, self.terms.after_dead_letter).await {
+            match self.inbox.parked_keys(topic, self.after_on(topic)).await {
                 Ok(keys) => return Some(keys),
                 Err(error) => {
                     tracing::warn!(topic, error = %baton_protocol::report::chain(&error), "a partition waits until this can be read");
@@ -165,7 +165,10 @@ impl<A: Apply> Worker<A> {
         for record in &records {
             let shared = Arc::new(record.clone());
             match self.message(&shared) {
-                Ok(message) if !queues.is_behind(record) => together.push(message),
+                // What an operator replays may take a dead row up, which is done alone.
+                Ok(message) if !queues.is_behind(record) && message.work.replay.is_none() => {
+                    together.push(message);
+                }
                 _ => alone.push(record.clone()),
             }
         }

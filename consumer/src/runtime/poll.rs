@@ -81,7 +81,8 @@ impl Poller {
         let mut state = self.consumer.context().state();
         let partition =
             Partition { topic: state.assignment.topic(message.topic()), number: message.partition() };
-        let record = Record::copy(message, Arc::clone(&partition.topic));
+        let record =
+            Record::copy(message, Arc::clone(&partition.topic)).read_by(self.consumer.context().consumer());
         let handed = state.assignment.hand(record, &partition);
         drop(state);
         if handed == Handed::Pause {

@@ -77,7 +77,19 @@ impl<A: Apply> Worker<A> {
 
     /// Rarely finds anything; what it cannot do now it does the next time.
     async fn sweep(&self, topics: &[String]) {
-        match self.inbox.sweep_parked(topics, self.terms.after_dead_letter).await {
+        let after = self.terms.after_dead_letter;
+        let (replays, others): (Vec<_>, Vec<_>) =
+            topics.iter().cloned().partition(|topic| self.after_on(topic) != after);
+        for (topics, after) in [(others, after), (replays, AfterDeadLetter::Continue)] {
+            self.sweep_of(&topics, after).await;
+        }
+    }
+
+    async fn sweep_of(&self, topics: &[String], after: AfterDeadLetter) {
+        if topics.is_empty() {
+            return;
+        }
+        match self.inbox.sweep_parked(topics, after).await {
             Ok(0) => {}
             Ok(records) => tracing::info!(records, "records that were blocked behind nothing are tried"),
             Err(error) => tracing::debug!(error = %chain(&error), "parked records cannot be swept now"),
@@ -164,7 +176,7 @@ impl<A: Apply> Worker<A> {
 
     /// Where that cannot be written, the lease runs out, and the next try finds the work settled.
     async fn end(&self, taken: &Taken, end: End<'_>, attempts: u32) -> Duration {
-        let ended = self.inbox.end_parked(taken, end, attempts, self.terms.after_dead_letter).await;
+        let ended = self.inbox.end_parked(taken, end, attempts, self.after(&taken.record)).await;
         let result = match end {
             End::Done => AsideTry::Done,
             End::Dead { .. } => AsideTry::Dead,

@@ -22,6 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_protocol::dead_letter::{self, Cause, Letter};
+use baton_protocol::replay;
 use baton_protocol::report::chain;
 use baton_protocol::retry::Policy;
 use tokio::sync::{Notify, Semaphore};
@@ -33,7 +34,9 @@ use super::next::{Met, Next, Position, Reason, Waits, next};
 use super::queues::Way;
 use crate::apply::{Apply, Together};
 use crate::dead_letter::DeadLetters;
-use crate::inbox::{AfterDeadLetter, Buried, Error, HoldUp, Inbox, Once, Parked, Place, Work};
+use crate::inbox::{
+    AfterDeadLetter, Buried, Error, FirstDeath, HoldUp, Inbox, Once, Parked, Place, ReplayEnd, Work,
+};
 use crate::message::Message;
 use crate::metrics::{self, Consumed, Fenced};
 use crate::{Failure, Fingerprints, Record, Scope};
@@ -123,6 +126,7 @@ impl<A: Apply> Worker<A> {
             Ok(message) => message,
             Err(error) => {
                 let mut death = Death {
+                    replay: replay::item(record.headers()),
                     record,
                     work: None,
                     cause: Cause::NoIdentity,
@@ -243,7 +247,11 @@ impl<A: Apply> Worker<A> {
 
     /// One attempt, which the breaker lets through.
     pub(super) async fn attempt(&self, ticket: Ticket, message: &Message, from: From) -> Tried {
-        let attempt = self.apply.attempt(&self.inbox, message).await;
+        let mut attempt = self.apply.attempt(&self.inbox, message).await;
+        if let Ok(once) = attempt {
+            let after = self.terms.after_dead_letter;
+            attempt = self.inbox.replayed(&message.work, &message.record, once, after).await;
+        }
         if matches!(attempt, Ok(Once::Fresh(_))) {
             ticket.succeeded();
             metrics::consumed(&self.consumer, Consumed::Fresh);
@@ -308,6 +316,19 @@ impl<A: Apply> Worker<A> {
         }
     }
 
+    /// Whether a dead letter of this record holds its key up. That of a replay never does, because what died first still does.
+    pub(super) fn after(&self, record: &Record) -> AfterDeadLetter {
+        if record.is_from_replay_topic() { AfterDeadLetter::Continue } else { self.terms.after_dead_letter }
+    }
+
+    /// The same of whatever comes from this topic.
+    pub(super) fn after_on(&self, topic: &str) -> AfterDeadLetter {
+        match replay::original_topic(topic, &self.consumer) {
+            Some(_) => AfterDeadLetter::Continue,
+            None => self.terms.after_dead_letter,
+        }
+    }
+
     /// Something failed for the time being.
     fn waits(&self, reason: Reason) {
         metrics::retried(&self.consumer, reason.retry());
@@ -320,7 +341,7 @@ impl<A: Apply> Worker<A> {
     async fn set_aside(&self, message: &Message, place: Place<'_>, stop: &mut Stop) -> Option<Parked> {
         let mut waits = Waits::new(&self.retry);
         loop {
-            match self.inbox.park(&message.work, &message.record, place, self.terms.after_dead_letter).await {
+            match self.inbox.park(&message.work, &message.record, place, self.after(&message.record)).await {
                 Ok(parked) => {
                     if parked == Parked::Aside {
                         metrics::parked(&self.consumer, place.aside());
@@ -351,7 +372,7 @@ impl<A: Apply> Worker<A> {
         let mut death = Death::of(message, cause, error, failed_since);
         let progress = self.give_up(&mut death, stop).await;
         // A conflict has no row to be marked, so its key is held up apart.
-        let is_apart = self.terms.after_dead_letter == AfterDeadLetter::Block && death.work.is_none();
+        let is_apart = self.after(&message.record) == AfterDeadLetter::Block && death.work.is_none();
         if progress != Progress::Settled || !is_apart {
             return progress;
         }
@@ -365,7 +386,7 @@ impl<A: Apply> Worker<A> {
     /// Dead letter first, acknowledged; then the mark. Both for as long as it takes.
     pub(super) async fn give_up(&self, death: &mut Death, stop: &mut Stop) -> Progress {
         let mut waits = Waits::new(&self.retry);
-        let after = self.terms.after_dead_letter;
+        let after = self.after(&death.record);
         loop {
             match self.try_to_give_up(death, after).await {
                 Ok(Buried::Now) if death.work.is_some() && after == AfterDeadLetter::Block => {
@@ -389,13 +410,17 @@ impl<A: Apply> Worker<A> {
         after: AfterDeadLetter,
     ) -> Result<Buried, (Reason, String)> {
         if !death.is_written {
-            let topic = dead_letter::topic(death.record.topic(), &self.consumer);
+            let topic = dead_letter::topic(death.record.original_topic(), &self.consumer);
             self.write_letter(&topic, death).await.inspect_err(|(reason, _)| self.waits(*reason))?;
             death.is_written = true;
             metrics::dead_letter(&self.consumer, death.cause);
             tracing::warn!(at = %death.position(), cause = %death.cause, error = %death.error, %topic, "dead letter written");
         }
         let Some(work) = &death.work else {
+            if let Some(item) = death.replay {
+                let settled = self.inbox.settle_replayed(item, death.replay_end(), Some(&death.error)).await;
+                settled.map_err(|error| (Reason::Database, chain(&error)))?;
+            }
             metrics::consumed(&self.consumer, death.consumed());
             return Ok(Buried::Now);
         };
@@ -417,18 +442,32 @@ impl<A: Apply> Worker<A> {
 
     async fn write_letter(&self, topic: &str, death: &Death) -> Result<(), (Reason, String)> {
         let failed_at = self.inbox.now().await.map_err(|error| (Reason::Database, chain(&error)))?;
-        let ago = death.failed_since.elapsed();
         let record = &death.record;
+        let origin = match death.replay {
+            Some(item) => {
+                self.inbox.origin_of(item).await.map_err(|error| (Reason::Database, chain(&error)))?
+            }
+            None => None,
+        };
+        let since = failed_at.checked_sub(death.failed_since.elapsed().try_into().unwrap_or_default());
+        let since = since.unwrap_or(failed_at);
+        let first_failed_at = origin.as_ref().and_then(|origin| origin.first_failed_at).unwrap_or(since);
+        let (original_partition, original_offset, original_timestamp_ms) = match origin {
+            Some(FirstDeath { partition: Some(partition), offset: Some(offset), timestamp_ms, .. }) => {
+                (partition, offset, timestamp_ms)
+            }
+            _ => (record.partition(), record.offset(), record.timestamp_ms()),
+        };
         let letter = Letter {
             cause: death.cause,
             error: &death.error,
             attempts: death.attempts,
-            original_topic: record.topic(),
-            original_partition: record.partition(),
-            original_offset: record.offset(),
-            original_timestamp_ms: record.timestamp_ms(),
+            original_topic: record.original_topic(),
+            original_partition,
+            original_offset,
+            original_timestamp_ms,
             consumer: &self.consumer,
-            first_failed_at: failed_at.checked_sub(ago.try_into().unwrap_or_default()).unwrap_or(failed_at),
+            first_failed_at: first_failed_at.min(since),
             failed_at,
         };
         self.letters.write(topic, record, &letter).await.map_err(|error| (Reason::DeadLetter, chain(&error)))
@@ -438,6 +477,8 @@ impl<A: Apply> Worker<A> {
 /// A record that nobody can apply.
 pub(super) struct Death {
     record: Arc<Record>,
+    /// The item by which an operator brought it.
+    replay: Option<replay::Item>,
     /// None where there is no row to mark.
     work: Option<Work>,
     cause: Cause,
@@ -452,6 +493,7 @@ impl Death {
     pub(super) fn of(message: &Message, cause: Cause, error: String, failed_since: Instant) -> Self {
         Self {
             record: Arc::clone(&message.record),
+            replay: message.work.replay,
             // The row of a conflict belongs to the payload that came first.
             work: (cause != Cause::Conflict).then(|| message.work.clone()),
             cause,
@@ -464,6 +506,10 @@ impl Death {
 
     fn consumed(&self) -> Consumed {
         if self.cause == Cause::Conflict { Consumed::Conflict } else { Consumed::Dead }
+    }
+
+    fn replay_end(&self) -> ReplayEnd {
+        if self.cause == Cause::Conflict { ReplayEnd::Conflict } else { ReplayEnd::DeadAgain }
     }
 
     fn position(&self) -> Position<'_> {

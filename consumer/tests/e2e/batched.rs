@@ -11,7 +11,7 @@ use crate::fixture::{Running, Send, World, eventually, header, in_world};
 
 /// Writes all effects of a batch, then fails if one of its payloads says so. Keeps how many it was given each time.
 #[derive(Clone, Default)]
-struct Sheets(Arc<Mutex<Kept>>);
+pub(crate) struct Sheets(Arc<Mutex<Kept>>);
 
 #[derive(Default)]
 struct Kept {
@@ -20,7 +20,12 @@ struct Kept {
 }
 
 impl Sheets {
-    fn sizes(&self) -> Vec<usize> {
+    /// What was sick is well from now on.
+    pub(crate) fn heal(&self) {
+        self.0.lock().unwrap().is_well = true;
+    }
+
+    pub(crate) fn sizes(&self) -> Vec<usize> {
         self.0.lock().unwrap().sizes.clone()
     }
 }
@@ -115,7 +120,7 @@ fn of_a_batch_that_fails_only_the_one_at_fault_is_given_up_or_set_aside() {
         assert_eq!(causes, ["panic", "permanent"]);
         let keys = world.effect_keys().await;
         assert_eq!(numbers_of(&keys, 2).last(), Some(&27), "32 waits, and 37 and later behind it: {keys:?}");
-        sheets.0.lock().unwrap().is_well = true;
+        sheets.heal();
         let keys = world.eventually_effects(58).await;
         for of in 0..5 {
             assert!(numbers_of(&keys, of).is_sorted(), "{keys:?}");

@@ -188,18 +188,26 @@ impl World {
         format!("{}.billing.dlt", self.topic)
     }
 
+    pub(crate) fn replays(&self) -> String {
+        format!("{}.billing.replay", self.topic)
+    }
+
     pub(crate) async fn pool_of(&self, connections: u32) -> PgPool {
         PgPoolOptions::new().max_connections(connections).connect_with(self.options.clone()).await.unwrap()
     }
 
     /// Produces one record and gives its offset.
     pub(crate) async fn send(&self, record: Send<'_>) -> i64 {
+        self.send_to(&self.topic, record).await
+    }
+
+    /// The same to another topic.
+    pub(crate) async fn send_to(&self, topic: &str, record: Send<'_>) -> i64 {
         let mut headers = OwnedHeaders::new();
         for (key, value) in &record.headers {
             headers = headers.insert(Header { key, value: *value });
         }
-        let mut outgoing =
-            FutureRecord::<[u8], [u8]>::to(&self.topic).partition(record.partition).headers(headers);
+        let mut outgoing = FutureRecord::<[u8], [u8]>::to(topic).partition(record.partition).headers(headers);
         outgoing.key = record.key;
         outgoing.payload = record.payload;
         outgoing.timestamp = record.timestamp;
@@ -279,7 +287,16 @@ impl World {
     }
 
     async fn committed_by(&self, group: &str, partition: i32) -> Option<i64> {
-        let (group, topic) = (group.to_owned(), self.topic.clone());
+        self.committed_on(&self.topic, group, partition).await
+    }
+
+    /// The group's committed offset of partition 0 of another topic.
+    pub(crate) async fn committed_of(&self, topic: &str) -> Option<i64> {
+        self.committed_on(topic, &self.group(), 0).await
+    }
+
+    async fn committed_on(&self, topic: &str, group: &str, partition: i32) -> Option<i64> {
+        let (group, topic) = (group.to_owned(), topic.to_owned());
         tokio::task::spawn_blocking(move || {
             let consumer: BaseConsumer = client().set("group.id", group).create().unwrap();
             let mut list = TopicPartitionList::new();

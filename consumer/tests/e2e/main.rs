@@ -31,6 +31,7 @@ mod parked;
 mod proxy;
 mod readme;
 mod rebalance;
+mod replayed;
 mod routes;
 mod runtime;
 mod shutdown;

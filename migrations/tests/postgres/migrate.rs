@@ -19,7 +19,7 @@ async fn an_empty_database_is_missing_both_lines_and_current_after_migrating() {
         let inbox = migrate_inbox(&mut c).await.unwrap();
 
         assert_eq!((outbox.line, outbox.versions), (Line::Outbox, fixture::outbox_versions()));
-        assert_eq!((inbox.line, inbox.versions, inbox.settings), (Line::Inbox, vec![1, 2], None));
+        assert_eq!((inbox.line, inbox.versions, inbox.settings), (Line::Inbox, vec![1, 2, 3, 4], None));
         let settings = outbox.settings.unwrap();
         assert_eq!((settings.shards.get(), settings.slot_period), (8, Duration::from_secs(6 * 3600)));
         for line in [Line::Outbox, Line::Inbox] {

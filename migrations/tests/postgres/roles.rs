@@ -134,16 +134,22 @@ baton_consumer audit: INSERT SELECT
 baton_consumer horizon: DELETE INSERT SELECT UPDATE
 baton_consumer message: DELETE INSERT SELECT UPDATE
 baton_consumer parked: DELETE INSERT SELECT UPDATE
+baton_consumer replay_item: SELECT UPDATE
+baton_consumer replay_plan: SELECT
 baton_operator _migrations: SELECT
 baton_operator audit: INSERT SELECT
 baton_operator horizon: SELECT
 baton_operator message: SELECT UPDATE
 baton_operator parked: SELECT UPDATE
+baton_operator replay_item: INSERT SELECT UPDATE
+baton_operator replay_plan: INSERT SELECT
 baton_readonly _migrations: SELECT
 baton_readonly audit: SELECT
 baton_readonly horizon: SELECT
 baton_readonly message: SELECT
-baton_readonly parked: SELECT";
+baton_readonly parked: SELECT
+baton_readonly replay_item: SELECT
+baton_readonly replay_plan: SELECT";
 
 async fn grants(c: &mut PgConnection, schema: &str) -> String {
     let rows: Vec<String> = sqlx::query_scalar(

@@ -8,7 +8,10 @@
 //! | `EFFECTS_NAME` | its name to Postgres and Kafka; with it a lease lasts 2 s, and a record that fails is soon set aside |
 //! | `EFFECTS_STALL` | what ends its transactions, in seconds; 3 |
 //! | `EFFECTS_PLANT` | a bug, one of those in `consumer/src/plant.rs` |
+//! | `EFFECTS_MENDED` | what `behave` asks for is not done any more: the bug is mended |
 //! | `EFFECTS_SERVICE` | `host:port`: the effects go there, under a lease, instead of to the table |
+//!
+//! A payload whose `behave` is `poison` is refused for good, and one whose `behave` is `panic` makes the handler panic.
 //!
 //! A payload whose `hold` is `before` or `after` stands still there, before or after its effect, for as long as somebody has
 //! the advisory lock 1.
@@ -34,6 +37,18 @@ type Payload = Json<serde_json::Value>;
 
 fn is_held(delivery: &Delivery<Payload>, at: &str) -> bool {
     delivery.payload().0["hold"] == at
+}
+
+/// What a payload asks for, unless it is mended.
+fn misbehaves(delivery: &Delivery<Payload>) -> Option<Verdict> {
+    if env::var_os("EFFECTS_MENDED").is_some() {
+        return None;
+    }
+    match delivery.payload().0["behave"].as_str() {
+        Some("poison") => Some(Verdict::permanent("poison")),
+        Some("panic") => panic!("the handler fell over"),
+        _ => None,
+    }
 }
 
 struct Effects;
@@ -68,8 +83,8 @@ impl Handler for Effects {
         delivery: &Delivery<Self::Payload>,
         tx: &mut Transaction<'_, Postgres>,
     ) -> Verdict {
-        if delivery.payload().0["behave"] == "poison" {
-            return Verdict::permanent("poison");
+        if let Some(verdict) = misbehaves(delivery) {
+            return verdict;
         }
         self.apply(delivery, tx).await.into()
     }
@@ -128,6 +143,9 @@ impl LeasedHandler for Calls {
     type Payload = Payload;
 
     async fn handle(&self, delivery: &Delivery<Self::Payload>, lease: &mut Lease<'_>) -> Verdict {
+        if let Some(verdict) = misbehaves(delivery) {
+            return verdict;
+        }
         match self.call(delivery, lease).await {
             Ok(receipt) => Verdict::Done(Some(receipt)),
             Err(failure) => Verdict::unknown(failure.to_string()),

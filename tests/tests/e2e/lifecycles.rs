@@ -7,7 +7,7 @@ use std::time::Duration;
 use baton_protocol::dead_letter;
 use baton_protocol::lease::Terms;
 use baton_protocol::lease::ownership::{Claim, Holder, Lease};
-use baton_protocol::lifecycle::{Word, delivery, lease, message};
+use baton_protocol::lifecycle::{Word, dead_letter as replayed, delivery, lease, message};
 use baton_tests::{Harness, Load, Outcome, Site, fail, test};
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 
@@ -87,6 +87,18 @@ async fn differences(site: &Site) -> Outcome<Vec<String>> {
             r#"INSERT INTO inbox.parked (consumer, topic, "partition", "offset", scope, idempotency_key, state)
                VALUES ('c', 't', 0, 1, 's', 'k', {word})"#,
             words(delivery::State::is_parked),
+        ),
+        (
+            "inbox.replay_item",
+            "state_is_known",
+            r#"WITH plan AS (INSERT INTO inbox.replay_plan (consumer, topic, dead_letters, target, new_key, again, loop_cap, ends, items)
+                             VALUES ('c', 't', 'd', 'r', false, false, 3, '{}', 1) RETURNING plan)
+               INSERT INTO inbox.replay_item (plan, item, consumer, "partition", "offset", subject, round, state, owner, lease_until, sent_at, settled_at)
+               SELECT plan, 1, 'c', 0, 0, '', 1, w, 'o', CASE w WHEN 'sending' THEN now() END,
+                      CASE WHEN w NOT IN ('waiting', 'sending') THEN now() END,
+                      CASE WHEN w NOT IN ('waiting', 'sending', 'sent') THEN now() END
+               FROM plan, (SELECT {word} AS w) word"#,
+            words(|state: replayed::State| state != replayed::State::Dead),
         ),
     ] {
         let written = written_in(site, table, constraint).await?;

@@ -26,6 +26,7 @@
 //! | [`effects`] | a consumer applies each message once, whatever it is fed and whenever it dies |
 //! | [`consumer_held`] | the consumer's fault table: each fault at each point of its work on a message, in both ways of owning it |
 //! | [`consumer_planted`] | bugs planted into the consumer are found, each as what it is |
+//! | [`replay`] | dead letters are chosen, counted, sent again and told of, and each takes effect once |
 //! | [`bad_input`] | one clear message, the right exit code, no password |
 //! | [`plans`] | what a poll costs does not depend on what waits or stays open |
 //! | [`ring`] | what an advance costs does not grow under a held snapshot |
@@ -59,6 +60,7 @@ mod planted;
 mod pooler;
 mod rebase;
 mod refusals;
+mod replay;
 mod retention;
 mod ring;
 mod seen;
