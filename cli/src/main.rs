@@ -9,6 +9,7 @@ mod config;
 mod database;
 mod doctor;
 mod failure;
+mod inbox;
 mod logging;
 mod migrate;
 mod out;
@@ -76,6 +77,7 @@ fn run(cli: &Cli, format: &mut LogFormat) -> Result<(), Failure> {
             Command::Rebase { dry_run } => rebase::run(&config, *dry_run).await,
             Command::Audit { json, limit } => audit::run(&config, *json, *limit).await,
             Command::Doctor { older_than, json } => doctor::run(&config, *older_than, *json).await,
+            Command::Inbox { command } => inbox::run(&config, command).await,
             Command::Config { json } => show(&config, *json),
         }
     })

@@ -7,8 +7,9 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+use baton_protocol::dead_letter::TimestampType;
 use bytes::Bytes;
-use rdkafka::Message;
+use rdkafka::{Message, Timestamp};
 use rdkafka::message::{BorrowedMessage, Header, Headers, OwnedHeaders};
 use time::OffsetDateTime;
 
@@ -19,6 +20,7 @@ pub struct Record {
     partition: i32,
     offset: i64,
     timestamp_ms: Option<i64>,
+    timestamp_type: TimestampType,
     key: Option<Bytes>,
     payload: Option<Bytes>,
     headers: Kept,
@@ -63,6 +65,11 @@ impl Record {
             partition: message.partition(),
             offset: message.offset(),
             timestamp_ms: message.timestamp().to_millis(),
+            timestamp_type: match message.timestamp() {
+                Timestamp::NotAvailable => TimestampType::None,
+                Timestamp::CreateTime(_) => TimestampType::Create,
+                Timestamp::LogAppendTime(_) => TimestampType::LogAppend,
+            },
             key,
             payload,
             headers,
@@ -92,7 +99,8 @@ impl Record {
                 kept.insert(Header { key: name, value: value.as_deref() })
             });
         let headers = if headers.is_empty() { Kept::None } else { Kept::Text(Arc::new(kept)) };
-        Self { topic, partition, offset, timestamp_ms, key, payload, headers, size }
+        let timestamp_type = timestamp_ms.map_or(TimestampType::None, |_| TimestampType::Create);
+        Self { topic, partition, offset, timestamp_ms, timestamp_type, key, payload, headers, size }
     }
 
     #[cfg(test)]
@@ -103,6 +111,7 @@ impl Record {
             partition,
             offset,
             timestamp_ms: None,
+            timestamp_type: TimestampType::None,
             key: None,
             payload: None,
             headers: Kept::None,
@@ -141,6 +150,11 @@ impl Record {
     #[must_use]
     pub fn timestamp_ms(&self) -> Option<i64> {
         self.timestamp_ms
+    }
+
+    /// What its timestamp is the time of; not kept of a record that was set aside.
+    pub(crate) fn timestamp_type(&self) -> TimestampType {
+        self.timestamp_type
     }
 
     /// Its timestamp; none where Kafka has none or where it lies outside the years ±9999.

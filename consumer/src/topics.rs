@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use baton_protocol::dead_letter;
+use baton_protocol::dead_letter::{self, Format};
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, ResourceSpecifier, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::config::FromClientConfig;
@@ -39,9 +39,10 @@ pub(crate) async fn prepare(
     consumer: &str,
     topics: &[String],
     own: DeadLetterTopics,
+    format: Format,
 ) -> Result<(), run::Error> {
     let admin = Arc::new(AdminClient::from_config(&kafka.admin()).map_err(run::Error::Client)?);
-    let prepared = look_and_create(&admin, kafka, consumer, topics, own).await;
+    let prepared = look_and_create(&admin, kafka, consumer, topics, own, format).await;
     // It waits for its thread when it is dropped.
     drop(tokio::task::spawn_blocking(move || drop(admin)).await);
     prepared
@@ -53,6 +54,7 @@ async fn look_and_create(
     consumer: &str,
     topics: &[String],
     own: DeadLetterTopics,
+    format: Format,
 ) -> Result<(), run::Error> {
     let brokers = || kafka.brokers.clone();
     let mut counts = Vec::with_capacity(topics.len());
@@ -74,7 +76,7 @@ async fn look_and_create(
         return Ok(());
     }
     for (topic, count) in counts {
-        let letters = dead_letter::topic(topic, consumer);
+        let letters = format.topic(topic, consumer);
         let replays = dead_letter::replay_topic(topic, consumer);
         for (own, keep) in [(&letters, Keep::ForEver), (&replays, Keep::AsTheBrokerDoes)] {
             if let Ok(Found::Partitions(_)) = partitions(admin, own).await {

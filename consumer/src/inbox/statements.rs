@@ -82,7 +82,40 @@ pub(super) async fn claim(
     #[cfg(feature = "plants")]
     let same_payload =
         same_payload || state == "in_progress" && inbox.has(crate::plant::Plant::FingerprintSkipped);
-    claimed(work, state, same_payload, outcome, (cause, error), is_left_behind)
+    match claimed(work, state, same_payload, outcome, (cause, error), is_left_behind)? {
+        Claim::InProgress { is_left_behind: true }
+            if owner.is_none() && retake(tx, inbox, work).await? == Retaken::Yes =>
+        {
+            Ok(Claim::Ours)
+        }
+        claim => Ok(claim),
+    }
+}
+
+/// Whether work that was in progress has become this transaction's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Retaken {
+    Yes,
+    /// A lease left it behind, or somebody else was faster.
+    No,
+}
+
+/// Takes work that an operator has requeued, once a claim has found it in progress and held by nobody.
+pub(super) async fn retake(
+    tx: &mut Transaction<'_, Postgres>,
+    inbox: &Inbox,
+    work: &Work,
+) -> Result<Retaken, Error> {
+    let taken = sqlx::query(include_str!("../../queries/message_retake.sql"))
+        .bind(&*inbox.consumer)
+        .bind(&work.scope)
+        .bind(&work.key)
+        .bind(work.fingerprint.as_str())
+        .bind(work.attempts_column())
+        .fetch_optional(&mut **tx)
+        .await
+        .map_err(|source| Error::Claim { scope: work.scope.clone(), key: work.key.clone(), source })?;
+    Ok(if taken.is_some() { Retaken::Yes } else { Retaken::No })
 }
 
 /// What a row of a claim says.

@@ -21,7 +21,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 
-use baton_protocol::dead_letter::{self, Cause, Letter};
+use baton_protocol::dead_letter::{Cause, Letter};
 use baton_protocol::report::chain;
 use baton_protocol::retry::Policy;
 use tokio::sync::{Notify, Semaphore};
@@ -389,7 +389,7 @@ impl<A: Apply> Worker<A> {
         after: AfterDeadLetter,
     ) -> Result<Buried, (Reason, String)> {
         if !death.is_written {
-            let topic = dead_letter::topic(death.record.topic(), &self.consumer);
+            let topic = self.letters.topic(death.record.topic());
             self.write_letter(&topic, death).await.inspect_err(|(reason, _)| self.waits(*reason))?;
             death.is_written = true;
             metrics::dead_letter(&self.consumer, death.cause);
@@ -427,7 +427,9 @@ impl<A: Apply> Worker<A> {
             original_partition: record.partition(),
             original_offset: record.offset(),
             original_timestamp_ms: record.timestamp_ms(),
+            original_timestamp_type: record.timestamp_type(),
             consumer: &self.consumer,
+            group: self.letters.group(),
             first_failed_at: failed_at.checked_sub(ago.try_into().unwrap_or_default()).unwrap_or(failed_at),
             failed_at,
         };

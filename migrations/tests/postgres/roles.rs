@@ -136,9 +136,9 @@ baton_consumer message: DELETE INSERT SELECT UPDATE
 baton_consumer parked: DELETE INSERT SELECT UPDATE
 baton_operator _migrations: SELECT
 baton_operator audit: INSERT SELECT
-baton_operator horizon: SELECT
-baton_operator message: SELECT UPDATE
-baton_operator parked: SELECT UPDATE
+baton_operator horizon: INSERT SELECT UPDATE
+baton_operator message: DELETE SELECT UPDATE
+baton_operator parked: DELETE SELECT UPDATE
 baton_readonly _migrations: SELECT
 baton_readonly audit: SELECT
 baton_readonly horizon: SELECT
