@@ -27,9 +27,7 @@ impl From<operate::Error> for Failure {
 /// Runs the command.
 pub(crate) async fn run(config: &Effective, command: &args::Inbox) -> Result<(), Failure> {
     match command {
-        args::Inbox::Show { key, consumer, json } => {
-            show::run(config, key, consumer.as_deref(), *json).await
-        }
+        args::Inbox::Show { key, consumer, json } => show::run(config, key, consumer.as_deref(), *json).await,
         args::Inbox::Parked { command } => parked::run(config, command).await,
         args::Inbox::Purge { consumer, older_than, dry_run } => {
             purge::run(config, consumer.as_deref(), *older_than, *dry_run).await

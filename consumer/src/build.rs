@@ -21,8 +21,8 @@ use crate::runtime::budget::Limits;
 use crate::runtime::lane::{Inlet, Spawn, Stop};
 use crate::runtime::worker::{Terms, Worker};
 use crate::{
-    AfterDeadLetter, BatchHandler, Consumer, DeadLetterFormat, DeadLetterTopics, Fingerprints, Handler, Health, Inbox, Kafka,
-    LeasedHandler, Scope, inbox,
+    AfterDeadLetter, BatchHandler, Consumer, DeadLetterFormat, DeadLetterTopics, Fingerprints, Handler,
+    Health, Inbox, Kafka, LeasedHandler, Scope, inbox,
 };
 
 /// What cannot be built, and what to do.

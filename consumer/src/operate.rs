@@ -30,10 +30,14 @@ use sqlx::PgConnection;
 #[non_exhaustive]
 pub enum Error {
     /// It cannot be read.
-    #[error("cannot read the inbox; the role needs SELECT there, as baton_operator and baton_readonly have it")]
+    #[error(
+        "cannot read the inbox; the role needs SELECT there, as baton_operator and baton_readonly have it"
+    )]
     Read(#[source] sqlx::Error),
     /// It cannot be changed; of this transaction nothing is.
-    #[error("cannot change the inbox; the role needs what baton_operator may (`baton migrate inbox` grants it)")]
+    #[error(
+        "cannot change the inbox; the role needs what baton_operator may (`baton migrate inbox` grants it)"
+    )]
     Change(#[source] sqlx::Error),
     /// The purge ended; the batches before are purged.
     #[error("cannot purge the inbox of {consumer:?}")]

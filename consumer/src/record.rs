@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use baton_protocol::dead_letter::TimestampType;
 use bytes::Bytes;
-use rdkafka::{Message, Timestamp};
 use rdkafka::message::{BorrowedMessage, Header, Headers, OwnedHeaders};
+use rdkafka::{Message, Timestamp};
 use time::OffsetDateTime;
 
 /// One record of a topic.

@@ -382,7 +382,9 @@ mod tests {
         let error = "é".repeat(1_000_000);
         for format in [Format::Own, Format::Spring] {
             let mut bytes = 0;
-            letter(&error, None).write_as(format, &mut |name, value| bytes += name.len() + value.len()).unwrap();
+            letter(&error, None)
+                .write_as(format, &mut |name, value| bytes += name.len() + value.len())
+                .unwrap();
             assert!(bytes < 6_000, "{format:?}: {bytes}");
         }
     }

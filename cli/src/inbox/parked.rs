@@ -22,7 +22,9 @@ enum Refused {
     Everything(&'static str),
     #[error("nothing has been changed: add --yes to {0} them")]
     Unconfirmed(&'static str),
-    #[error("there is no record with id {0} among those that were set aside; `baton inbox parked list` shows them")]
+    #[error(
+        "there is no record with id {0} among those that were set aside; `baton inbox parked list` shows them"
+    )]
     NoSuchId(i64),
     #[error(
         "{} of them {} being tried by a consumer right now (ids {}) and stayed as {} {}: once that is over, the same command again",

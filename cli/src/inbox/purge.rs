@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use baton_consumer::inbox::Left;
-use baton_consumer::operate::purge::{Outlook, outlook, run as purge};
 use baton_consumer::operate::consumers;
+use baton_consumer::operate::purge::{Outlook, outlook, run as purge};
 
 use super::connect;
 use crate::config::{Effective, Side, Span};
@@ -81,7 +81,10 @@ enum Due {
 fn left(outlook: &Outlook, due: Due) -> String {
     const REASONS: [(&str, &str); 7] = [
         ("recent", "finished later than that"),
-        ("record_time_ahead", "with a record's time ahead of that: to purge them would refuse records that are still to come"),
+        (
+            "record_time_ahead",
+            "with a record's time ahead of that: to purge them would refuse records that are still to come",
+        ),
         ("set_aside", "whose record was set aside and is not settled"),
         ("dead", "given up: they stay, so that a repeat is not run"),
         ("in_progress", "in progress"),

@@ -115,7 +115,10 @@ pub(super) fn aside(parked: &Parked) -> String {
             ("run again", Some(again)),
             ("key", Some(key_shown(parked))),
             ("record", Some(place(&parked.topic, parked.partition, parked.position))),
-            ("idempotency", Some(format!("{} in scope {}", shown(&parked.idempotency_key), shown(&parked.scope)))),
+            (
+                "idempotency",
+                Some(format!("{} in scope {}", shown(&parked.idempotency_key), shown(&parked.scope))),
+            ),
             ("generation", Some(parked.generation.to_string())),
             ("owner", parked.owner.clone()),
             ("lease", parked.lease_left_seconds.map(|left| lease(Some(left)))),

@@ -141,8 +141,7 @@ impl Known {
 
 /// Which transition stopped it and why, and how it can be run again.
 fn told(row: &Row) -> (Option<Stopped>, Option<String>) {
-    let stopped =
-        |transition, why| Some(Stopped { transition, generation: row.generation, why });
+    let stopped = |transition, why| Some(Stopped { transition, generation: row.generation, why });
     match state_of(row) {
         Some(State::Dead) => {
             let from = if row.owner.is_some() { State::Held } else { State::Free };
@@ -165,7 +164,8 @@ fn told(row: &Row) -> (Option<Stopped>, Option<String>) {
             (stopped(transition(&LIFECYCLE, State::Dead, Event::Requeued), why), Some(how.to_owned()))
         }
         Some(State::Free) => {
-            let why = "its action ended the transaction itself: whether it took effect is not known".to_owned();
+            let why =
+                "its action ended the transaction itself: whether it took effect is not known".to_owned();
             (stopped(transition(&LIFECYCLE, State::Free, Event::Claimed), why), None)
         }
         Some(State::Held | State::Done) | None => (None, None),
@@ -207,7 +207,10 @@ mod tests {
         let expected = |transition: &str, again| (Some(transition.to_owned()), again);
         assert_eq!(told(row("dead", None, None, 1)), expected("free → dead (buried)", true));
         assert_eq!(told(row("dead", Some("a/1"), None, 1)), expected("held → dead (buried)", true));
-        assert_eq!(told(row("in_progress", Some("a/1"), Some(-2.0), 1)), expected("held → expired (expired)", true));
+        assert_eq!(
+            told(row("in_progress", Some("a/1"), Some(-2.0), 1)),
+            expected("held → expired (expired)", true)
+        );
         assert_eq!(told(row("in_progress", None, None, 0)), expected("dead → free (requeued)", true));
         assert_eq!(told(row("in_progress", None, None, 1)), expected("free → held (claimed)", false));
         assert_eq!(told(row("in_progress", Some("a/1"), Some(2.0), 1)), (None, false));

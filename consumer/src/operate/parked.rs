@@ -69,7 +69,10 @@ impl Filter {
         };
         tell("consumer", self.consumer.as_ref().map(|text| json!(text)));
         tell("topic", self.topic.as_ref().map(|text| json!(text)));
-        tell("key", self.key.as_ref().map(|key| json!(String::from_utf8_lossy(key).replace('\0', "\u{fffd}"))));
+        tell(
+            "key",
+            self.key.as_ref().map(|key| json!(String::from_utf8_lossy(key).replace('\0', "\u{fffd}"))),
+        );
         tell("cause", self.cause.map(|cause| json!(cause.as_str())));
         tell("state", self.state.map(|state| json!(state.as_str())));
         tell("older_than_seconds", self.older_than.map(|span| json!(span.as_secs_f64())));
@@ -171,7 +174,11 @@ impl Row {
             State::Retrying if self.is_being_tried() => return None,
             State::Retrying if self.lease_left_seconds.is_some() => {
                 let who = self.owner.as_deref().unwrap_or("nobody");
-                (State::Retrying, Event::Applied, format!("{who} took it and did not come to say how it ended"))
+                (
+                    State::Retrying,
+                    Event::Applied,
+                    format!("{who} took it and did not come to say how it ended"),
+                )
             }
             State::Retrying if self.generation == 0 => (State::Received, Event::Postponed, why()),
             State::Retrying => (State::Retrying, Event::Postponed, why()),

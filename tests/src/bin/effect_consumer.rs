@@ -9,6 +9,14 @@
 //! | `EFFECTS_STALL` | what ends its transactions, in seconds; 3 |
 //! | `EFFECTS_PLANT` | a bug, one of those in `consumer/src/plant.rs` |
 //! | `EFFECTS_SERVICE` | `host:port`: the effects go there, under a lease, instead of to the table |
+//! | `EFFECTS_BLOCK` | a dead letter holds its key up |
+//! | `EFFECTS_SPRING` | dead letters are written as Spring Kafka writes them |
+//! | `EFFECTS_ATTEMPTS` | how many a record gets; 10 |
+//! | `EFFECTS_LEASE` | how long a lease lasts, in seconds |
+//! | `EFFECTS_PARK` | a record that fails is set aside at once |
+//!
+//! A payload whose `behave` is `poison` never succeeds; `sick` does not, and `tired` fails for the time being, until there is a
+//! table `well`.
 //!
 //! A payload whose `hold` is `before` or `after` stands still there, before or after its effect, for as long as somebody has
 //! the advisory lock 1.
@@ -19,12 +27,13 @@ use std::time::Duration;
 
 use baton_consumer::inbox::{Lease, Reconcile, Reconciled};
 use baton_consumer::{
-    Consumer, Delivery, Handler, Json, Kafka, LeasedHandler, Outcome as Receipt, Policy, Verdict,
+    AfterDeadLetter, Consumer, DeadLetterFormat, Delivery, Handler, Json, Kafka, LeasedHandler,
+    Outcome as Receipt, Policy, Verdict,
 };
 use baton_tests::{Failure, Outcome, http};
 use serde_json::value::RawValue;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use sqlx::{PgPool, Postgres, Transaction};
+use sqlx::{PgConnection, PgPool, Postgres, Transaction};
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Waits while somebody else has the lock exclusively.
@@ -34,6 +43,27 @@ type Payload = Json<serde_json::Value>;
 
 fn is_held(delivery: &Delivery<Payload>, at: &str) -> bool {
     delivery.payload().0["hold"] == at
+}
+
+/// Why it does not succeed, if it is not to.
+async fn failure(
+    delivery: &Delivery<Payload>,
+    database: &mut PgConnection,
+) -> Result<Option<Verdict>, sqlx::Error> {
+    let behave = delivery.payload().0["behave"].as_str().unwrap_or_default();
+    if behave == "poison" {
+        return Ok(Some(Verdict::permanent("poison")));
+    }
+    if !matches!(behave, "sick" | "tired") {
+        return Ok(None);
+    }
+    let is_well: bool =
+        sqlx::query_scalar("SELECT to_regclass('well') IS NOT NULL").fetch_one(database).await?;
+    Ok(match behave {
+        _ if is_well => None,
+        "sick" => Some(Verdict::permanent("sick")),
+        _ => Some(Verdict::transient("tired")),
+    })
 }
 
 struct Effects;
@@ -68,10 +98,15 @@ impl Handler for Effects {
         delivery: &Delivery<Self::Payload>,
         tx: &mut Transaction<'_, Postgres>,
     ) -> Verdict {
-        if delivery.payload().0["behave"] == "poison" {
-            return Verdict::permanent("poison");
+        match failure(delivery, tx).await {
+            Ok(None) => self.apply(delivery, tx).await.into(),
+            Ok(Some(verdict)) if is_held(delivery, "before") => {
+                let held = sqlx::query(HOLD).execute(&mut **tx).await;
+                held.map_or_else(Verdict::from, |_| verdict)
+            }
+            Ok(Some(verdict)) => verdict,
+            Err(error) => error.into(),
         }
-        self.apply(delivery, tx).await.into()
     }
 }
 
@@ -128,6 +163,15 @@ impl LeasedHandler for Calls {
     type Payload = Payload;
 
     async fn handle(&self, delivery: &Delivery<Self::Payload>, lease: &mut Lease<'_>) -> Verdict {
+        let mut database = match self.pool.acquire().await {
+            Ok(database) => database,
+            Err(error) => return error.into(),
+        };
+        match failure(delivery, &mut database).await {
+            Ok(None) => drop(database),
+            Ok(Some(verdict)) => return verdict,
+            Err(error) => return error.into(),
+        }
         match self.call(delivery, lease).await {
             Ok(receipt) => Verdict::Done(Some(receipt)),
             Err(failure) => Verdict::unknown(failure.to_string()),
@@ -170,6 +214,26 @@ async fn run() -> Outcome {
             .park_after(Duration::from_millis(500))
             .retry(Policy { base: Duration::from_millis(100), factor: 2.0, cap: Duration::from_secs(1) }),
         None => builder,
+    };
+    let builder = match env::var("EFFECTS_BLOCK") {
+        Ok(_) => builder.after_dead_letter(AfterDeadLetter::Block),
+        Err(_) => builder,
+    };
+    let builder = match env::var("EFFECTS_SPRING") {
+        Ok(_) => builder.dead_letter_format(DeadLetterFormat::Spring),
+        Err(_) => builder,
+    };
+    let builder = match env::var("EFFECTS_ATTEMPTS") {
+        Ok(attempts) => builder.attempts(attempts.parse()?),
+        Err(_) => builder,
+    };
+    let builder = match env::var("EFFECTS_LEASE") {
+        Ok(seconds) => builder.lease_ttl(Duration::from_secs(seconds.parse()?)),
+        Err(_) => builder,
+    };
+    let builder = match env::var("EFFECTS_PARK") {
+        Ok(_) => builder.park_after(Duration::ZERO),
+        Err(_) => builder,
     };
     let builder = match env::var("EFFECTS_PLANT") {
         Ok(plant) => builder.plant(plant.parse().map_err(Failure::new)?),
