@@ -61,8 +61,8 @@ pub(super) async fn claim(
     owner: Option<&str>,
 ) -> Result<Claim, Error> {
     let failed = |source| Error::Claim { scope: work.scope.clone(), key: work.key.clone(), source };
-    // Nothing comes back when the row was settled or purged behind this statement's snapshot: the next one sees it.
-    let (state, same_payload, outcome, cause, error, is_left_behind, _) = loop {
+    let mut was_lost = false;
+    loop {
         let query = sqlx::query_as::<_, Row>(include_str!("../../queries/message_claim.sql"))
             .bind(&*inbox.consumer)
             .bind(&work.scope)
@@ -75,20 +75,24 @@ pub(super) async fn claim(
             .bind(work.origin.as_ref().map(|origin| origin.offset))
             .bind(owner)
             .bind(owner.map(|_| inbox.ttl_ms()));
-        if let Some(row) = query.fetch_optional(&mut **tx).await.map_err(failed)? {
-            break row;
+        // Nothing comes back when the row was settled or purged behind this statement's snapshot: the next one sees it.
+        let Some((state, same_payload, outcome, cause, error, is_left_behind, _)) =
+            query.fetch_optional(&mut **tx).await.map_err(failed)?
+        else {
+            continue;
+        };
+        #[cfg(feature = "plants")]
+        let same_payload =
+            same_payload || state == "in_progress" && inbox.has(crate::plant::Plant::FingerprintSkipped);
+        let claim = claimed(work, state, same_payload, outcome, (cause, error), is_left_behind)?;
+        if owner.is_some() || was_lost || !matches!(claim, Claim::InProgress { is_left_behind: true }) {
+            return Ok(claim);
         }
-    };
-    #[cfg(feature = "plants")]
-    let same_payload =
-        same_payload || state == "in_progress" && inbox.has(crate::plant::Plant::FingerprintSkipped);
-    match claimed(work, state, same_payload, outcome, (cause, error), is_left_behind)? {
-        Claim::InProgress { is_left_behind: true }
-            if owner.is_none() && retake(tx, inbox, work).await? == Retaken::Yes =>
-        {
-            Ok(Claim::Ours)
+        if retake(tx, inbox, work).await? == Retaken::Yes {
+            return Ok(Claim::Ours);
         }
-        claim => Ok(claim),
+        // Somebody else was faster, and what it made of it shows now; or a lease left it behind.
+        was_lost = true;
     }
 }
 

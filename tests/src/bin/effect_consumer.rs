@@ -12,6 +12,7 @@
 //! | `EFFECTS_BLOCK` | a dead letter holds its key up |
 //! | `EFFECTS_SPRING` | dead letters are written as Spring Kafka writes them |
 //! | `EFFECTS_ATTEMPTS` | how many a record gets; 10 |
+//! | `EFFECTS_INSTANCE` | its name for life, as a static member |
 //! | `EFFECTS_LEASE` | how long a lease lasts, in seconds |
 //! | `EFFECTS_PARK` | a record that fails is set aside at once |
 //!
@@ -51,19 +52,20 @@ async fn failure(
     database: &mut PgConnection,
 ) -> Result<Option<Verdict>, sqlx::Error> {
     let behave = delivery.payload().0["behave"].as_str().unwrap_or_default();
-    if behave == "poison" {
-        return Ok(Some(Verdict::permanent("poison")));
-    }
-    if !matches!(behave, "sick" | "tired") {
+    let verdict = match behave {
+        "poison" => Verdict::permanent("poison"),
+        "sick" => Verdict::permanent("sick"),
+        "tired" => Verdict::transient("tired"),
+        _ => return Ok(None),
+    };
+    let is_well = sqlx::query_scalar("SELECT to_regclass('well') IS NOT NULL");
+    if behave != "poison" && is_well.fetch_one(&mut *database).await? {
         return Ok(None);
     }
-    let is_well: bool =
-        sqlx::query_scalar("SELECT to_regclass('well') IS NOT NULL").fetch_one(database).await?;
-    Ok(match behave {
-        _ if is_well => None,
-        "sick" => Some(Verdict::permanent("sick")),
-        _ => Some(Verdict::transient("tired")),
-    })
+    if is_held(delivery, "before") {
+        sqlx::query(HOLD).execute(database).await?;
+    }
+    Ok(Some(verdict))
 }
 
 struct Effects;
@@ -100,10 +102,6 @@ impl Handler for Effects {
     ) -> Verdict {
         match failure(delivery, tx).await {
             Ok(None) => self.apply(delivery, tx).await.into(),
-            Ok(Some(verdict)) if is_held(delivery, "before") => {
-                let held = sqlx::query(HOLD).execute(&mut **tx).await;
-                held.map_or_else(Verdict::from, |_| verdict)
-            }
             Ok(Some(verdict)) => verdict,
             Err(error) => error.into(),
         }
@@ -225,6 +223,10 @@ async fn run() -> Outcome {
     };
     let builder = match env::var("EFFECTS_ATTEMPTS") {
         Ok(attempts) => builder.attempts(attempts.parse()?),
+        Err(_) => builder,
+    };
+    let builder = match env::var("EFFECTS_INSTANCE") {
+        Ok(name) => builder.instance(name),
         Err(_) => builder,
     };
     let builder = match env::var("EFFECTS_LEASE") {
