@@ -12,25 +12,24 @@ use tokio::sync::Notify;
 use crate::fixture::{World, in_world};
 use crate::inbox::somebody_waits;
 
-/// SHA-256 of `pay`, as the inbox writes it.
-const PAY: &str = "'v1:sha256:' || encode(sha256('pay'), 'hex')";
-
 /// Dead work in scope `s` with its record set aside, as `AfterDeadLetter::Block` leaves it; and the operator's requeue of all of it.
 async fn requeued(world: &World, keys: &[&str]) {
     for (nr, key) in keys.iter().enumerate() {
-        let insert = format!(
+        // For its fingerprint.
+        let done = inbox(world).run_once("s", key, b"pay", async |_| Verdict::done()).await.unwrap();
+        assert!(matches!(done, Once::Fresh(_)));
+        sqlx::query(
             r#"WITH dead AS (
-                   INSERT INTO inbox.message (consumer, scope, key, fingerprint, state, cause, error, record_time, finished_at)
-                   VALUES ('billing', 's', $1, {PAY}, 'dead', 'permanent', 'no', now() - '9 d'::interval, now()))
+                   UPDATE inbox.message SET state = 'dead', cause = 'permanent', error = 'no', record_time = now() - '9 d'::interval
+                   WHERE key = $1)
                INSERT INTO inbox.parked (consumer, topic, "partition", "offset", key, scope, idempotency_key, state, cause, attempts)
-               VALUES ('billing', 't', 0, $2, $1::bytea, 's', $1, 'dead', 'permanent', 3)"#
-        );
-        sqlx::query(sqlx::AssertSqlSafe(insert))
-            .bind(key)
-            .bind(i64::try_from(nr).unwrap())
-            .execute(&world.pool)
-            .await
-            .unwrap();
+               VALUES ('billing', 't', 0, $2, $1::bytea, 's', $1, 'dead', 'permanent', 3)"#,
+        )
+        .bind(key)
+        .bind(i64::try_from(nr).unwrap())
+        .execute(&world.pool)
+        .await
+        .unwrap();
     }
     let mut connection = sqlx::PgConnection::connect_with(&world.options).await.unwrap();
     let filter = Filter { consumer: Some("billing".to_owned()), ..Filter::default() };
