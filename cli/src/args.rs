@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use baton_protocol::dead_letter;
+use baton_protocol::lifecycle::{Word as _, delivery};
 use clap::builder::ValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::{Serialize, Serializer};
@@ -84,6 +86,11 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: crate::replay::Command,
     },
+    /// Look into the consumers' side: what is known of a key, what was set aside, what may go
+    Inbox {
+        #[command(subcommand)]
+        command: Inbox,
+    },
     /// Show the effective configuration and where each value comes from, secrets masked
     Config {
         /// Print JSON instead of a table
@@ -112,6 +119,116 @@ pub(crate) enum Line {
         #[arg(long)]
         check: bool,
     },
+}
+
+/// `baton inbox`.
+#[derive(Subcommand)]
+pub(crate) enum Inbox {
+    /// Show what consumers know of one idempotency key: state, attempts, outcome, where it stopped and why, whether it can be run again
+    Show {
+        /// The idempotency key
+        key: String,
+        /// Of this consumer only
+        #[arg(long, value_name = "NAME")]
+        consumer: Option<String>,
+        /// Print JSON instead of lines
+        #[arg(long)]
+        json: bool,
+    },
+    /// Records that were set aside, with their keys behind them
+    Parked {
+        #[command(subcommand)]
+        command: InboxParked,
+    },
+    /// Delete what was finished long ago, and say what stays and why; a repeat of a record is then refused as too_old
+    Purge {
+        /// Of this consumer only
+        #[arg(long, value_name = "NAME")]
+        consumer: Option<String>,
+        /// How long finished work stays, at least 1s: no shorter than the consumers' dedupe horizon and than the topics are kept
+        #[arg(long, value_name = "DURATION", default_value = "30d", value_parser = ValueParser::from(span_from_a_second))]
+        older_than: Duration,
+        /// Change nothing; show how many would go
+        #[arg(long)]
+        dry_run: bool,
+    },
+}
+
+/// `baton inbox parked`.
+#[derive(Subcommand)]
+pub(crate) enum InboxParked {
+    /// List them in order, by default all that are not settled
+    List {
+        #[command(flatten)]
+        filter: InboxFilter,
+        /// Print JSON instead of a table
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show one with its headers and its payload
+    Show {
+        /// Its id, from `list`
+        id: i64,
+        /// Print JSON instead of lines
+        #[arg(long)]
+        json: bool,
+    },
+    /// Try retrying and dead ones again, now and in the order of their keys; dead ones have all their attempts again
+    Requeue {
+        /// Their ids, from `list`
+        #[arg(value_name = "ID")]
+        ids: Vec<i64>,
+        #[command(flatten)]
+        filter: InboxFilter,
+        /// Do it; without this only how many is shown
+        #[arg(long)]
+        yes: bool,
+    },
+    /// Give them up for good; the next of each key goes on
+    Discard {
+        /// Their ids, from `list`
+        #[arg(value_name = "ID")]
+        ids: Vec<i64>,
+        #[command(flatten)]
+        filter: InboxFilter,
+        /// Do it; without this only how many is shown
+        #[arg(long)]
+        yes: bool,
+    },
+}
+
+/// Which of the records that were set aside.
+#[derive(Args)]
+pub(crate) struct InboxFilter {
+    /// Of this consumer
+    #[arg(long, value_name = "NAME")]
+    pub(crate) consumer: Option<String>,
+    /// Of this topic
+    #[arg(long, value_name = "TOPIC")]
+    pub(crate) topic: Option<String>,
+    /// With this record key
+    #[arg(long, value_name = "KEY")]
+    pub(crate) key: Option<String>,
+    /// Given up for this cause: permanent, exhausted, conflict, no_identity, undecodable, unknown_type, too_old or panic
+    #[arg(long, value_name = "CAUSE")]
+    pub(crate) cause: Option<dead_letter::Cause>,
+    /// In this state: retrying, blocked, dead, done or discarded
+    #[arg(long, value_name = "STATE", value_parser = ValueParser::from(inbox_state))]
+    pub(crate) state: Option<delivery::State>,
+    /// That failed first longer ago than this
+    #[arg(long, value_name = "DURATION", value_parser = ValueParser::from(span))]
+    pub(crate) older_than: Option<Duration>,
+}
+
+fn inbox_state(text: &str) -> Result<delivery::State, String> {
+    delivery::State::of_word(text)
+        .filter(|state| state.is_parked())
+        .ok_or_else(|| "must be retrying, blocked, dead, done or discarded".to_owned())
+}
+
+fn span_from_a_second(text: &str) -> Result<Duration, String> {
+    let length = span(text)?;
+    if length < Duration::from_secs(1) { Err("must be at least 1s".to_owned()) } else { Ok(length) }
 }
 
 /// How log lines look.

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use baton_relay::database::{self, Sessions};
 use sqlx::postgres::PgConnectOptions;
-use sqlx::{ConnectOptions as _, Connection as _, PgConnection};
+use sqlx::postgres::PgPoolOptions;
+use sqlx::{ConnectOptions as _, Connection as _, PgConnection, PgPool};
 
 use crate::config::{DatabaseUrl, is_secret};
 use crate::failure::Failure;
@@ -103,6 +104,16 @@ pub(crate) async fn connect_alone(database: &DatabaseUrl) -> Result<PgConnection
         Ok(Sessions::Pooled) => Err(Error::Pooled { place, origin }),
         Err(source) => Err(Error::Untold { place, origin, source }),
     }
+}
+
+/// A pool of one connection, for a library that wants one; it connects when it is first used, as [`connect`] has found that it can.
+///
+/// # Errors
+/// When the URL is none.
+pub(crate) fn pool(database: &DatabaseUrl) -> Result<PgPool, Error> {
+    let options = options(database)?.extra_float_digits(None);
+    let options = options.log_slow_statements(tracing::log::LevelFilter::Debug, SLOW);
+    Ok(PgPoolOptions::new().max_connections(1).acquire_timeout(PATIENCE).connect_lazy_with(options))
 }
 
 /// Whether an error has its cause in a pooler that has exchanged the session of a connection.

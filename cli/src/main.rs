@@ -9,6 +9,7 @@ mod config;
 mod database;
 mod doctor;
 mod failure;
+mod inbox;
 mod logging;
 mod migrate;
 mod out;
@@ -78,6 +79,7 @@ fn run(cli: &Cli, format: &mut LogFormat) -> Result<(), Failure> {
             Command::Audit { json, limit } => audit::run(&config, *json, *limit).await,
             Command::Doctor { older_than, json } => doctor::run(&config, *older_than, *json).await,
             Command::Replay { command } => replay::run(&config, command).await,
+            Command::Inbox { command } => inbox::run(&config, command).await,
             Command::Config { json } => show(&config, *json),
         }
     })

@@ -21,8 +21,8 @@ use crate::runtime::budget::Limits;
 use crate::runtime::lane::{Inlet, Spawn, Stop};
 use crate::runtime::worker::{Terms, Worker};
 use crate::{
-    AfterDeadLetter, BatchHandler, Consumer, DeadLetterTopics, Fingerprints, Handler, Health, Inbox, Kafka,
-    LeasedHandler, Scope, inbox,
+    AfterDeadLetter, BatchHandler, Consumer, DeadLetterFormat, DeadLetterTopics, Fingerprints, Handler,
+    Health, Inbox, Kafka, LeasedHandler, Scope, inbox,
 };
 
 /// What cannot be built, and what to do.
@@ -135,6 +135,7 @@ pub struct Builder {
     scope: Scope,
     fingerprints: Fingerprints,
     own_topics: DeadLetterTopics,
+    format: DeadLetterFormat,
     drain_deadline: Duration,
     stall: Duration,
     limits: Limits,
@@ -159,6 +160,7 @@ impl Builder {
             scope: Scope::default(),
             fingerprints: Fingerprints::default(),
             own_topics: DeadLetterTopics::default(),
+            format: DeadLetterFormat::default(),
             drain_deadline: Duration::from_secs(20),
             stall: Inbox::DEFAULT_STALL,
             // A partition that was paused takes librdkafka up to a second to read again: until then the lane lives on the half that it
@@ -306,6 +308,14 @@ impl Builder {
         self
     }
 
+    /// By which names and types a dead letter tells what happened, and its topic: ours, `<topic>.<consumer>.dlt`, or those of
+    /// Spring Kafka, `<topic>-dlt`. A dead letter replaces what an earlier death has said, in either. Default: ours.
+    #[must_use]
+    pub fn dead_letter_format(mut self, format: DeadLetterFormat) -> Self {
+        self.format = format;
+        self
+    }
+
     /// How long the records in hand may take when partitions are revoked or the consumer shuts down. At a revocation the
     /// rebalance waits for it. Below `max.poll.interval.ms`. Default: 20 s.
     #[must_use]
@@ -431,6 +441,7 @@ impl WithHandler {
             scope,
             fingerprints,
             own_topics,
+            format,
             drain_deadline,
             stall,
             limits,
@@ -484,6 +495,7 @@ impl WithHandler {
             topics,
             member,
             own_topics,
+            format,
             drain_deadline,
             limits,
             inbox,

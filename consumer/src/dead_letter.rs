@@ -1,4 +1,4 @@
-//! Writes dead letters: what nobody could apply, kept exactly, in `<topic>.<consumer>.dlt`.
+//! Writes dead letters: what nobody could apply, kept exactly, in `<topic>.<consumer>.dlt`, or as Spring Kafka does it.
 //!
 //! A dead letter is acknowledged by every in-sync replica before anything else happens: before its inbox row is marked,
 //! and before the record's offset moves. What stops in between is written again, with the same identity: never lost, at
@@ -6,7 +6,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use baton_protocol::dead_letter::{self, Letter};
+use baton_protocol::dead_letter::{self, Format, Letter};
 use rdkafka::ClientContext;
 use rdkafka::config::{FromClientConfigAndContext, RDKafkaLogLevel};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
@@ -42,15 +42,34 @@ pub(crate) enum Error {
 pub(crate) struct DeadLetters {
     kafka: Kafka,
     client_id: String,
+    consumer: String,
+    group: String,
+    format: Format,
     producer: Mutex<Arc<ThreadedProducer<Context>>>,
 }
 
 impl DeadLetters {
     /// Makes the producer; it connects when it is first needed.
-    pub(crate) fn new(kafka: &Kafka, consumer: &str) -> Result<Self, KafkaError> {
+    pub(crate) fn new(
+        kafka: &Kafka,
+        consumer: &str,
+        group: &str,
+        format: Format,
+    ) -> Result<Self, KafkaError> {
         let client_id = format!("baton-consumer-{consumer}-dlt");
         let producer = Mutex::new(Arc::new(producer(kafka, &client_id)?));
-        Ok(Self { kafka: kafka.clone(), client_id, producer })
+        let (consumer, group) = (consumer.to_owned(), group.to_owned());
+        Ok(Self { kafka: kafka.clone(), client_id, consumer, group, format, producer })
+    }
+
+    /// Where those of a topic go.
+    pub(crate) fn topic(&self, original: &str) -> String {
+        self.format.topic(original, &self.consumer)
+    }
+
+    /// The group whose member gives records up.
+    pub(crate) fn group(&self) -> &str {
+        &self.group
     }
 
     /// Writes one dead letter and waits for its acknowledgement, at most about 30 s.
@@ -59,9 +78,9 @@ impl DeadLetters {
     ///
     /// Dropped half-way, the dead letter may or may not be written.
     pub(crate) async fn write(&self, topic: &str, record: &Record, letter: &Letter<'_>) -> Result<(), Error> {
-        let mut headers = Some(record.headers_without(dead_letter::is_own));
+        let mut headers = Some(record.headers_without(dead_letter::is_of_a_death));
         letter
-            .write(&mut |name, value| {
+            .write_as(self.format, &mut |name, value| {
                 headers =
                     headers.take().map(|headers| headers.insert(Header { key: name, value: Some(value) }));
             })

@@ -62,7 +62,10 @@ impl Fingerprints {
 
     /// A chosen header that does not stay the same on the way through the dead-letter topic and back.
     pub(crate) fn unsteady_header(&self) -> Option<&str> {
-        self.headers.iter().map(String::as_str).find(|name| dead_letter::is_own(name) || replay::is_own(name))
+        self.headers
+            .iter()
+            .map(String::as_str)
+            .find(|name| dead_letter::is_of_a_death(name) || replay::is_own(name))
     }
 
     /// A record's fingerprint, and why it cannot be compared as set, if that is so.

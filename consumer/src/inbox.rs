@@ -8,7 +8,7 @@
 //!        │                             └─ failed or panicked ──▶ ROLLBACK: no trace
 //!        ├─ nobody, and a duplicate may have been purged ─▶ ROLLBACK, TooOld
 //!        ├─ done, same payload ──────▶ Duplicate, with the stored outcome
-//!        ├─ dead, same payload ──────▶ Dead, unless an operator replays it (`replayed`): then as if nobody had it
+//!        ├─ dead, same payload ──────▶ Dead, until an operator requeues or replays it (`replayed`): then as if nobody had it
 //!        ├─ in progress elsewhere ───▶ InProgress
 //!        └─ another payload ─────────▶ Conflict, whatever the state
 //! ```

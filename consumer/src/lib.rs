@@ -43,6 +43,7 @@
 //! In the order in which a record travels: [`Kafka`] and [`Consumer`] (the poll thread and the partition lanes),
 //! [`Record`], [`Scope`], [`Fingerprints`], [`inbox`] (claim, completion), [`Routes`], [`Decode`], [`Handler`] and
 //! [`LeasedHandler`] with [`Delivery`] and [`Verdict`], and where that fails the dead-letter topic `<topic>.<consumer>.dlt`.
+//! [`operate`] is for the operator: what was set aside or given up, and what becomes of it.
 //! Without Kafka: [`Inbox`], and over it [`http`], a `tower` layer for the header `Idempotency-Key`.
 //! [`testing`] brings records to a handler without a broker.
 
@@ -53,6 +54,7 @@ pub mod health;
 pub mod http;
 pub mod inbox;
 pub mod metrics;
+pub mod operate;
 #[cfg(feature = "plants")]
 pub mod plant;
 pub mod route;
@@ -74,6 +76,7 @@ mod topics;
 mod trace;
 mod verdict;
 
+pub use baton_protocol::dead_letter::Format as DeadLetterFormat;
 pub use baton_protocol::fingerprint::Compare;
 pub use baton_protocol::retry::Policy;
 

@@ -7,10 +7,11 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+use baton_protocol::dead_letter::TimestampType;
 use baton_protocol::replay;
 use bytes::Bytes;
-use rdkafka::Message;
 use rdkafka::message::{BorrowedMessage, Header, Headers, OwnedHeaders};
+use rdkafka::{Message, Timestamp};
 use time::OffsetDateTime;
 
 /// One record of a topic.
@@ -22,6 +23,7 @@ pub struct Record {
     partition: i32,
     offset: i64,
     timestamp_ms: Option<i64>,
+    timestamp_type: TimestampType,
     key: Option<Bytes>,
     payload: Option<Bytes>,
     headers: Kept,
@@ -67,6 +69,11 @@ impl Record {
             partition: message.partition(),
             offset: message.offset(),
             timestamp_ms: message.timestamp().to_millis(),
+            timestamp_type: match message.timestamp() {
+                Timestamp::NotAvailable => TimestampType::None,
+                Timestamp::CreateTime(_) => TimestampType::Create,
+                Timestamp::LogAppendTime(_) => TimestampType::LogAppend,
+            },
             key,
             payload,
             headers,
@@ -96,7 +103,19 @@ impl Record {
                 kept.insert(Header { key: name, value: value.as_deref() })
             });
         let headers = if headers.is_empty() { Kept::None } else { Kept::Text(Arc::new(kept)) };
-        Self { topic, original_topic: None, partition, offset, timestamp_ms, key, payload, headers, size }
+        let timestamp_type = timestamp_ms.map_or(TimestampType::None, |_| TimestampType::Create);
+        Self {
+            topic,
+            original_topic: None,
+            partition,
+            offset,
+            timestamp_ms,
+            timestamp_type,
+            key,
+            payload,
+            headers,
+            size,
+        }
     }
 
     /// The same, read by `consumer`, whose replay topics belong to others.
@@ -114,6 +133,7 @@ impl Record {
             partition,
             offset,
             timestamp_ms: None,
+            timestamp_type: TimestampType::None,
             key: None,
             payload: None,
             headers: Kept::None,
@@ -164,6 +184,11 @@ impl Record {
     #[must_use]
     pub fn timestamp_ms(&self) -> Option<i64> {
         self.timestamp_ms
+    }
+
+    /// What its timestamp is the time of; not kept of a record that was set aside.
+    pub(crate) fn timestamp_type(&self) -> TimestampType {
+        self.timestamp_type
     }
 
     /// Its timestamp; none where Kafka has none or where it lies outside the years ±9999.

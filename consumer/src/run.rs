@@ -22,7 +22,7 @@ use crate::kafka::Member;
 use crate::runtime::budget::Limits;
 use crate::runtime::lane::Stop;
 use crate::runtime::{Running, Settings};
-use crate::{DeadLetterTopics, Health, Inbox, Kafka, topics};
+use crate::{DeadLetterFormat, DeadLetterTopics, Health, Inbox, Kafka, topics};
 
 /// Why a consumer did not start, or ended by itself.
 #[derive(Debug, thiserror::Error)]
@@ -118,6 +118,7 @@ pub struct Consumer {
     pub(crate) topics: Vec<String>,
     pub(crate) member: Member,
     pub(crate) own_topics: DeadLetterTopics,
+    pub(crate) format: DeadLetterFormat,
     pub(crate) drain_deadline: Duration,
     pub(crate) limits: Limits,
     pub(crate) inbox: Inbox,
@@ -187,8 +188,10 @@ impl Consumer {
 
     async fn start(self) -> Result<(Running, Arc<DeadLetters>, RetrierTask), Error> {
         check_database(&self.pool).await?;
-        let replays = topics::prepare(&self.kafka, &self.name, &self.topics, self.own_topics).await?;
-        let letters = Arc::new(DeadLetters::new(&self.kafka, &self.name).map_err(Error::Client)?);
+        let replays =
+            topics::prepare(&self.kafka, &self.name, &self.topics, self.own_topics, self.format).await?;
+        let letters = DeadLetters::new(&self.kafka, &self.name, &self.member.group, self.format);
+        let letters = Arc::new(letters.map_err(Error::Client)?);
         let Tasks { lanes, retrier } = (self.factory)(self.inbox, Arc::clone(&letters));
         let settings = Settings {
             consumer: self.name.clone(),

@@ -9,7 +9,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use baton_protocol::dead_letter;
+use baton_protocol::dead_letter::{self, Format};
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, ResourceSpecifier, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::config::FromClientConfig;
@@ -44,9 +44,10 @@ pub(crate) async fn prepare(
     consumer: &str,
     topics: &[String],
     own: DeadLetterTopics,
+    format: Format,
 ) -> Result<Vec<String>, run::Error> {
     let admin = Arc::new(AdminClient::from_config(&kafka.admin()).map_err(run::Error::Client)?);
-    let prepared = look_and_create(&admin, kafka, consumer, topics, own).await;
+    let prepared = look_and_create(&admin, kafka, consumer, topics, own, format).await;
     // It waits for its thread when it is dropped.
     drop(tokio::task::spawn_blocking(move || drop(admin)).await);
     prepared
@@ -58,6 +59,7 @@ async fn look_and_create(
     consumer: &str,
     topics: &[String],
     own: DeadLetterTopics,
+    format: Format,
 ) -> Result<Vec<String>, run::Error> {
     let brokers = || kafka.brokers.clone();
     let mut counts = Vec::with_capacity(topics.len());
@@ -77,7 +79,7 @@ async fn look_and_create(
     }
     let mut replays = Vec::new();
     for (topic, count) in counts {
-        let letters = dead_letter::topic(topic, consumer);
+        let letters = format.topic(topic, consumer);
         if own == DeadLetterTopics::Create
             && let Err(error) = ensure(admin, topic, &letters, count, Keep::ForEver).await
         {

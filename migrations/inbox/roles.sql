@@ -20,7 +20,9 @@ END $$;
 GRANT USAGE ON SCHEMA inbox TO baton_consumer, baton_operator, baton_readonly;
 GRANT SELECT ON ALL TABLES IN SCHEMA inbox TO baton_consumer, baton_operator, baton_readonly;
 GRANT INSERT, UPDATE, DELETE ON inbox.message, inbox.parked, inbox.horizon TO baton_consumer;
-GRANT UPDATE ON inbox.parked, inbox.message TO baton_operator;
+-- An operator requeues and discards, and purges as a consumer does.
+GRANT UPDATE, DELETE ON inbox.parked, inbox.message TO baton_operator;
+GRANT INSERT, UPDATE ON inbox.horizon TO baton_operator;
 GRANT INSERT ON inbox.audit TO baton_consumer, baton_operator;
 GRANT INSERT ON inbox.replay_plan TO baton_operator;
 GRANT INSERT, UPDATE ON inbox.replay_item TO baton_operator;

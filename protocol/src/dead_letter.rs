@@ -1,8 +1,8 @@
 //! What a record says that nobody could apply: where dead letters go, and the `dlt-*` headers they carry.
 //!
 //! A dead letter keeps the record's key, value, timestamp and headers exactly; the headers here are added to them, and
-//! take the place of those of an earlier death ([`is_own`]), so that a record which fails again and again does not
-//! grow. Names and formats are public: numbers are decimal text, times RFC 3339 in UTC with milliseconds, and only
+//! take the place of those of an earlier death ([`is_of_a_death`]), so that a record which fails again and again does not
+//! grow. [`spring`] has the names and types of Spring Kafka instead, for whoever asks for that [`Format`]. Names and formats are public: numbers are decimal text, times RFC 3339 in UTC with milliseconds, and only
 //! `dlt-original-timestamp` is in milliseconds since 1970, as Kafka gives it.
 
 use std::fmt;
@@ -11,6 +11,8 @@ use std::str::FromStr;
 use time::OffsetDateTime;
 
 use crate::rfc3339;
+
+pub mod spring;
 
 /// Why the record was given up: one of [`Cause`].
 pub const CAUSE: &str = "dlt-cause";
@@ -61,10 +63,62 @@ pub fn replay_topic(topic: &str, consumer: &str) -> String {
     format!("{topic}.{consumer}.replay")
 }
 
-/// Whether a header is one of these, and so is replaced rather than kept when a record dies once more.
+/// Whether a header is one of these.
 #[must_use]
 pub fn is_own(header: &str) -> bool {
     OWN.contains(&header)
+}
+
+/// Whether a header tells of a death, in either format, and so is replaced rather than kept when a record dies once more.
+#[must_use]
+pub fn is_of_a_death(header: &str) -> bool {
+    is_own(header) || spring::is_own(header)
+}
+
+/// By which names and types a dead letter tells what happened, and where it goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Format {
+    /// `dlt-…`, numbers as text, to `<topic>.<consumer>.dlt`. The default.
+    #[default]
+    Own,
+    /// Spring Kafka's `kafka_dlt-…`, numbers big-endian, to `<topic>-dlt`, which all consumers of the topic share that write there.
+    Spring,
+}
+
+impl Format {
+    /// Where the dead letters of a consumer go. `topic` is the original one.
+    #[must_use]
+    pub fn topic(self, topic: &str, consumer: &str) -> String {
+        match self {
+            Self::Own => self::topic(topic, consumer),
+            Self::Spring => spring::topic(topic),
+        }
+    }
+}
+
+/// What a record's timestamp is the time of, by Kafka's own names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum TimestampType {
+    /// It has none.
+    #[default]
+    None,
+    /// When its producer made it. Kafka's default, and what is said of a record that was set aside, of which it is not kept.
+    Create,
+    /// When the broker got it.
+    LogAppend,
+}
+
+impl TimestampType {
+    /// As Java's client writes it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::None => "NoTimestampType",
+            Self::Create => "CreateTime",
+            Self::LogAppend => "LogAppendTime",
+        }
+    }
 }
 
 /// Why a consumer gave a record up.
@@ -171,8 +225,12 @@ pub struct Letter<'a> {
     pub original_offset: i64,
     /// Its timestamp, milliseconds since 1970.
     pub original_timestamp_ms: Option<i64>,
+    /// What that is the time of; only Spring's format says it.
+    pub original_timestamp_type: TimestampType,
     /// The consumer that gave it up.
     pub consumer: &'a str,
+    /// Its consumer group; only Spring's format says it.
+    pub group: &'a str,
     /// When it first failed, by the database's clock.
     pub first_failed_at: OffsetDateTime,
     /// When it was given up, by the database's clock.
@@ -180,7 +238,22 @@ pub struct Letter<'a> {
 }
 
 impl Letter<'_> {
-    /// Calls back once for each header, always in the same order.
+    /// Calls back once for each header of `format`, always in the same order.
+    ///
+    /// # Errors
+    ///
+    /// As [`write`](Self::write); Spring's format has no such time.
+    pub fn write_as(&self, format: Format, header: &mut impl FnMut(&str, &[u8])) -> Result<(), Error> {
+        match format {
+            Format::Own => self.write(header),
+            Format::Spring => {
+                spring::write(self, header);
+                Ok(())
+            }
+        }
+    }
+
+    /// Calls back once for each of our own headers, always in the same order.
     ///
     /// # Errors
     ///
@@ -226,7 +299,9 @@ mod tests {
             original_partition: 3,
             original_offset: 9_007_199_254_740_993,
             original_timestamp_ms: timestamp,
+            original_timestamp_type: TimestampType::LogAppend,
             consumer: "billing",
+            group: "billing-eu",
             first_failed_at: OffsetDateTime::from_unix_timestamp(1_769_850_300).unwrap(),
             failed_at: OffsetDateTime::from_unix_timestamp_nanos(1_769_850_360_250_999_999).unwrap(),
         }
@@ -268,6 +343,53 @@ mod tests {
     }
 
     #[test]
+    fn springs_headers_are_springs_to_the_byte() {
+        let mut headers = Vec::new();
+        let mut letter = letter("card declined", Some(1_769_850_300_250));
+        letter
+            .write_as(Format::Spring, &mut |name, value| headers.push((name.to_owned(), value.to_vec())))
+            .unwrap();
+        let expected: [(&str, &[u8]); 10] = [
+            ("kafka_dlt-original-topic", b"orders"),
+            ("kafka_dlt-original-partition", &[0, 0, 0, 3]),
+            ("kafka_dlt-original-offset", &[0, 0x20, 0, 0, 0, 0, 0, 1]),
+            ("kafka_dlt-original-timestamp", &[0, 0, 0x01, 0x9c, 0x13, 0x4c, 0x67, 0x5a]),
+            ("kafka_dlt-original-timestamp-type", b"LogAppendTime"),
+            ("kafka_dlt-original-consumer-group", b"billing-eu"),
+            ("kafka_dlt-exception-fqcn", b"baton.DeadLetter"),
+            ("kafka_dlt-exception-cause-fqcn", b"baton.exhausted"),
+            ("kafka_dlt-exception-message", b"card declined"),
+            (
+                "kafka_dlt-exception-stacktrace",
+                b"baton.DeadLetter: exhausted after 10 attempts by consumer billing\nCaused by: baton.exhausted: card declined\n",
+            ),
+        ];
+        let expected: Vec<_> =
+            expected.iter().map(|(name, value)| ((*name).to_owned(), value.to_vec())).collect();
+        assert_eq!(headers, expected);
+        assert!(headers.iter().all(|(name, _)| is_of_a_death(name) && !is_own(name)));
+        letter.original_timestamp_ms = None;
+        letter.original_timestamp_type = TimestampType::None;
+        spring::write(&letter, &mut |name, value| match name {
+            spring::ORIGINAL_TIMESTAMP => assert_eq!(value, [0xff; 8]),
+            spring::ORIGINAL_TIMESTAMP_TYPE => assert_eq!(value, b"NoTimestampType"),
+            _ => {}
+        });
+    }
+
+    #[test]
+    fn an_error_of_any_length_is_bounded_in_both_formats() {
+        let error = "é".repeat(1_000_000);
+        for format in [Format::Own, Format::Spring] {
+            let mut bytes = 0;
+            letter(&error, None)
+                .write_as(format, &mut |name, value| bytes += name.len() + value.len())
+                .unwrap();
+            assert!(bytes < 6_000, "{format:?}: {bytes}");
+        }
+    }
+
+    #[test]
     fn a_record_without_a_timestamp_has_no_header_for_it() {
         assert!(written(&letter("", None)).iter().all(|(name, _)| name != ORIGINAL_TIMESTAMP));
     }
@@ -298,7 +420,8 @@ mod tests {
 
     #[test]
     fn topics_are_named_after_the_original_and_the_consumer() {
-        assert_eq!(topic("orders", "billing"), "orders.billing.dlt");
+        assert_eq!(Format::Own.topic("orders", "billing"), "orders.billing.dlt");
+        assert_eq!(Format::Spring.topic("orders", "billing"), "orders-dlt");
         assert_eq!(replay_topic("orders", "billing"), "orders.billing.replay");
     }
 

@@ -153,6 +153,12 @@ impl Site {
         &self.place
     }
 
+    /// Where its programs write and run.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
     /// Up to eight connections to the database.
     #[must_use]
     pub fn pool(&self) -> &PgPool {

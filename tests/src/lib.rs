@@ -38,7 +38,7 @@ pub use database::Schema;
 pub use failure::{Failure, Outcome};
 pub use group::{Group, GroupWatch};
 pub use harness::{Harness, Site};
-pub use java::kafka_tool;
+pub use java::{kafka_program, kafka_tool};
 pub use kafka::Kafka;
 pub use own_stack::{Flush, OwnStack, kafka_jars};
 pub use place::{Place, program, workspace};

@@ -27,6 +27,7 @@ pub(crate) enum Need {
     Zlib,
     Psql,
     PgBouncer,
+    Javac,
 }
 
 /// What building librdkafka and the TLS bindings takes.
@@ -40,9 +41,9 @@ pub(crate) const BUILD: &[Need] = &[
     Need::Zlib,
 ];
 
-/// What the tests run beside what was built: `psql`, as somebody would who has no driver at hand, and a pooler to stand between
-/// relay and Postgres.
-pub(crate) const TEST: &[Need] = &[Need::Psql, Need::PgBouncer];
+/// What the tests run beside what was built: `psql`, as somebody would who has no driver at hand, a pooler to stand between
+/// relay and Postgres, and a compiler for programs over Kafka's own client.
+pub(crate) const TEST: &[Need] = &[Need::Psql, Need::PgBouncer, Need::Javac];
 
 const JAVA: u32 = 17;
 
@@ -65,6 +66,7 @@ impl Need {
             }
             Self::Zlib => command::succeeds("pkg-config", &["--exists", "zlib"]),
             Self::Psql => on_path("psql"),
+            Self::Javac => on_path("javac"),
             // Debian puts it where only root's path leads.
             Self::PgBouncer => on_path("pgbouncer") || Path::new("/usr/sbin/pgbouncer").is_file(),
         }
@@ -89,6 +91,10 @@ impl Need {
             Self::Zlib => ("zlib's headers", &["zlib1g-dev"]),
             Self::Psql => ("psql", &["postgresql-client"]),
             Self::PgBouncer => ("PgBouncer", &["pgbouncer"]),
+            Self::Javac => (
+                "a Java compiler",
+                &["openjdk-17-jdk-headless", "openjdk-21-jdk-headless", "openjdk-25-jdk-headless"],
+            ),
         }
     }
 }

@@ -20,7 +20,7 @@ use serde::Serialize;
 use sqlx::{Postgres, Transaction};
 
 use super::session::Session;
-use super::statements::{self, Claim, Completed};
+use super::statements::{self, Claim, Completed, Retaken};
 use super::{Error, Inbox, Once, Work, is_actions_fault, met, panic_message};
 use crate::{Failure, Outcome};
 
@@ -234,6 +234,7 @@ async fn claim(
     let mut met: Vec<Met> = works.iter().map(|_| Met::Fresh).collect();
     let firsts = firsts(works);
     let mut asked: Vec<usize> = (0..works.len()).collect();
+    let mut left_behind = Vec::new();
     while !asked.is_empty() {
         let mut unanswered = Vec::new();
         for (index, claim) in statements::claim_batch(tx, inbox, works, &firsts, &asked).await? {
@@ -245,13 +246,26 @@ async fn claim(
                 // Claimed in this statement, by the first of its key.
                 Ok(Claim::Ours) => Met::Again(firsts[index]),
                 Ok(Claim::InProgress { is_left_behind: true }) => {
-                    Met::Settled(Err(Error::Leased { key: works[index].key.clone() }))
+                    left_behind.push(index);
+                    continue;
                 }
                 Ok(claim) => self::met(claim).map_or(Met::Fresh, |once| Met::Settled(Ok(once))),
                 Err(error) => Met::Settled(Err(error)),
             };
         }
         asked = unanswered;
+    }
+    // In the order in which keys are claimed, and of one key the first first.
+    left_behind.sort_unstable_by_key(|&index| (&works[index].scope, &works[index].key, index));
+    for index in left_behind {
+        let first = firsts[index];
+        met[index] = if first != index && matches!(met[first], Met::Fresh) {
+            Met::Again(first)
+        } else if first == index && statements::retake(tx, inbox, works[index]).await? == Retaken::Yes {
+            Met::Fresh
+        } else {
+            Met::Settled(Err(Error::Leased { key: works[index].key.clone() }))
+        };
     }
     Ok(met)
 }

@@ -36,6 +36,7 @@ use time::OffsetDateTime;
 
 use super::session::Session;
 use super::{Error, Inbox};
+use crate::operate;
 
 /// Rows of one transaction. A batch of them takes 100 to 200 ms on two busy cores and holds up no claim.
 const BATCH: u16 = 5_000;
@@ -87,10 +88,33 @@ impl Inbox {
     ///
     /// Dropped half-way it has purged some batches, each completely.
     pub async fn purge(&self, horizon: Duration) -> Result<Purged, Error> {
-        let mut purge = Purge::begin(self, horizon).await?;
+        let mut purge = Purge::begin(self, horizon, Trace::None).await?;
         while purge.step().await? == Step::More {}
         purge.end().await
     }
+
+    /// The same, for a command: with every batch goes an audit row, and one at least.
+    pub(crate) async fn purge_and_tell(&self, horizon: Duration) -> Result<Purged, Error> {
+        let mut purge = Purge::begin(self, horizon, Trace::Missing).await?;
+        while purge.step().await? == Step::More {}
+        purge.end().await
+    }
+}
+
+/// The length that counts.
+pub(crate) fn bounded(horizon: Duration) -> Duration {
+    const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+    horizon.clamp(Duration::from_secs(1), LONGEST)
+}
+
+/// Whether a purge leaves audit rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Trace {
+    /// It is a consumer's own.
+    None,
+    /// It is to, and has left none yet.
+    Missing,
+    Left,
 }
 
 /// Purges now and then until `stop`, which is looked at between two batches. What fails is said, and tried again when the next
@@ -106,7 +130,7 @@ pub(crate) async fn keep(inbox: Inbox, horizon: Duration, stop: impl Future<Outp
             () = tokio::time::sleep(waits.next_delay()) => {}
         }
         let purged = async {
-            let mut purge = Purge::begin(&inbox, horizon).await?;
+            let mut purge = Purge::begin(&inbox, horizon, Trace::None).await?;
             while purge.step().await? == Step::More {
                 if stop.as_mut().now_or_never().is_some() {
                     return Ok(None);
@@ -151,7 +175,9 @@ fn pauses(horizon: Duration) -> Policy {
 /// A purge under way. Its cut-off stands from the beginning, so that it ends.
 struct Purge<'a> {
     inbox: &'a Inbox,
+    horizon: Duration,
     cut_off: OffsetDateTime,
+    trace: Trace,
     stage: Stage,
     purged: Purged,
 }
@@ -170,11 +196,25 @@ enum Step {
 }
 
 impl<'a> Purge<'a> {
-    async fn begin(inbox: &'a Inbox, horizon: Duration) -> Result<Self, Error> {
-        const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
-        let horizon = horizon.clamp(Duration::from_secs(1), LONGEST);
+    async fn begin(inbox: &'a Inbox, horizon: Duration, trace: Trace) -> Result<Self, Error> {
+        let horizon = bounded(horizon);
+        let cut_off = inbox.now().await? - horizon;
         let purged = Purged { rows: 0, parked: 0, watermark: None, left: Left::Nothing };
-        Ok(Self { inbox, cut_off: inbox.now().await? - horizon, stage: Stage::Rows(None), purged })
+        Ok(Self { inbox, horizon, cut_off, trace, stage: Stage::Rows(None), purged })
+    }
+
+    /// In the transaction of a batch; what came to nothing is told once, by the last one.
+    async fn tell(&mut self, tx: &mut Transaction<'_, Postgres>, what: &str, gone: u64) -> Result<(), Error> {
+        let is_last = matches!(self.stage, Stage::Parked) && what == "parked" && gone < BATCH.into();
+        if self.trace == Trace::None || gone == 0 && (self.trace == Trace::Left || !is_last) {
+            return Ok(());
+        }
+        let arguments = serde_json::json!({
+            "consumer": &*self.inbox.consumer, "older_than_seconds": self.horizon.as_secs_f64(), "what": what,
+        });
+        operate::audit(tx, "inbox purge", &arguments, gone).await.map_err(Error::Purge)?;
+        self.trace = Trace::Left;
+        Ok(())
     }
 
     /// One batch.
@@ -192,6 +232,7 @@ impl<'a> Purge<'a> {
             Stage::Rows(from) => {
                 let (gone, reached) =
                     purge_rows(&mut tx, consumer, self.cut_off, from).await.map_err(Error::Purge)?;
+                self.tell(&mut tx, "rows", gone).await?;
                 self.stage = if gone < BATCH.into() { Stage::Parked } else { Stage::Rows(reached) };
                 tx.commit().await.map_err(Error::Purge)?;
                 self.purged.rows += gone;
@@ -199,6 +240,7 @@ impl<'a> Purge<'a> {
             }
             Stage::Parked => {
                 let gone = purge_parked(&mut tx, consumer, self.cut_off).await.map_err(Error::Purge)?;
+                self.tell(&mut tx, "parked", gone).await?;
                 tx.commit().await.map_err(Error::Purge)?;
                 self.purged.parked += gone;
                 if gone < BATCH.into() { Step::Over } else { Step::More }

@@ -70,7 +70,8 @@ pub enum AfterDeadLetter {
     /// They go on, and so overtake it. The default.
     #[default]
     Continue,
-    /// They wait, in order, until an operator has requeued or discarded it. No command does that yet.
+    /// They wait, in order, until an operator has requeued or discarded it: `baton inbox parked requeue` and `discard`, or
+    /// [`operate`](crate::operate).
     Block,
 }
 

@@ -64,8 +64,8 @@ pub(super) async fn claim(
     owner: Option<&str>,
 ) -> Result<Claim, Error> {
     let failed = |source| Error::Claim { scope: work.scope.clone(), key: work.key.clone(), source };
-    // Nothing comes back when the row was settled or purged behind this statement's snapshot: the next one sees it.
-    let (state, same_payload, outcome, cause, error, is_left_behind, _) = loop {
+    let mut was_lost = false;
+    loop {
         let query = sqlx::query_as::<_, Row>(include_str!("../../queries/message_claim.sql"))
             .bind(&*inbox.consumer)
             .bind(&work.scope)
@@ -78,14 +78,51 @@ pub(super) async fn claim(
             .bind(work.origin.as_ref().map(|origin| origin.offset))
             .bind(owner)
             .bind(owner.map(|_| inbox.ttl_ms()));
-        if let Some(row) = query.fetch_optional(&mut **tx).await.map_err(failed)? {
-            break row;
+        // Nothing comes back when the row was settled or purged behind this statement's snapshot: the next one sees it.
+        let Some((state, same_payload, outcome, cause, error, is_left_behind, _)) =
+            query.fetch_optional(&mut **tx).await.map_err(failed)?
+        else {
+            continue;
+        };
+        #[cfg(feature = "plants")]
+        let same_payload =
+            same_payload || state == "in_progress" && inbox.has(crate::plant::Plant::FingerprintSkipped);
+        let claim = claimed(work, state, same_payload, outcome, (cause, error), is_left_behind)?;
+        if owner.is_some() || was_lost || !matches!(claim, Claim::InProgress { is_left_behind: true }) {
+            return Ok(claim);
         }
-    };
-    #[cfg(feature = "plants")]
-    let same_payload =
-        same_payload || state == "in_progress" && inbox.has(crate::plant::Plant::FingerprintSkipped);
-    claimed(work, state, same_payload, outcome, (cause, error), is_left_behind)
+        if retake(tx, inbox, work).await? == Retaken::Yes {
+            return Ok(Claim::Ours);
+        }
+        // Somebody else was faster, and what it made of it shows now; or a lease left it behind.
+        was_lost = true;
+    }
+}
+
+/// Whether work that was in progress has become this transaction's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Retaken {
+    Yes,
+    /// A lease left it behind, or somebody else was faster.
+    No,
+}
+
+/// Takes work that an operator has requeued, once a claim has found it in progress and held by nobody.
+pub(super) async fn retake(
+    tx: &mut Transaction<'_, Postgres>,
+    inbox: &Inbox,
+    work: &Work,
+) -> Result<Retaken, Error> {
+    let taken = sqlx::query(include_str!("../../queries/message_retake.sql"))
+        .bind(&*inbox.consumer)
+        .bind(&work.scope)
+        .bind(&work.key)
+        .bind(work.fingerprint.as_str())
+        .bind(work.attempts_column())
+        .fetch_optional(&mut **tx)
+        .await
+        .map_err(|source| Error::Claim { scope: work.scope.clone(), key: work.key.clone(), source })?;
+    Ok(if taken.is_some() { Retaken::Yes } else { Retaken::No })
 }
 
 /// What a row of a claim says.

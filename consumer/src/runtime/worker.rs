@@ -21,7 +21,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 
-use baton_protocol::dead_letter::{self, Cause, Letter};
+use baton_protocol::dead_letter::{Cause, Letter};
 use baton_protocol::replay;
 use baton_protocol::report::chain;
 use baton_protocol::retry::Policy;
@@ -410,7 +410,7 @@ impl<A: Apply> Worker<A> {
         after: AfterDeadLetter,
     ) -> Result<Buried, (Reason, String)> {
         if !death.is_written {
-            let topic = dead_letter::topic(death.record.original_topic(), &self.consumer);
+            let topic = self.letters.topic(death.record.original_topic());
             self.write_letter(&topic, death).await.inspect_err(|(reason, _)| self.waits(*reason))?;
             death.is_written = true;
             metrics::dead_letter(&self.consumer, death.cause);
@@ -466,7 +466,9 @@ impl<A: Apply> Worker<A> {
             original_partition,
             original_offset,
             original_timestamp_ms,
+            original_timestamp_type: record.timestamp_type(),
             consumer: &self.consumer,
+            group: self.letters.group(),
             first_failed_at: first_failed_at.min(since),
             failed_at,
         };

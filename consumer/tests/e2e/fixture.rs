@@ -395,8 +395,11 @@ impl Drop for World {
                     "late.dlt",
                     "late.replay",
                 ];
-                let topics: Vec<String> =
-                    own.iter().map(|own| format!("{topic}.{own}")).chain([topic.clone()]).collect();
+                let topics: Vec<String> = own
+                    .iter()
+                    .map(|own| format!("{topic}.{own}"))
+                    .chain([format!("{topic}-dlt"), topic.clone()])
+                    .collect();
                 let topics: Vec<&str> = topics.iter().map(String::as_str).collect();
                 let _ = admin.delete_topics(&topics, &AdminOptions::new()).await;
             });

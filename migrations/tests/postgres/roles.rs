@@ -138,9 +138,9 @@ baton_consumer replay_item: SELECT UPDATE
 baton_consumer replay_plan: SELECT
 baton_operator _migrations: SELECT
 baton_operator audit: INSERT SELECT
-baton_operator horizon: SELECT
-baton_operator message: SELECT UPDATE
-baton_operator parked: SELECT UPDATE
+baton_operator horizon: INSERT SELECT UPDATE
+baton_operator message: DELETE SELECT UPDATE
+baton_operator parked: DELETE SELECT UPDATE
 baton_operator replay_item: INSERT SELECT UPDATE
 baton_operator replay_plan: INSERT SELECT
 baton_readonly _migrations: SELECT

@@ -108,6 +108,12 @@ impl<O: Clone + Eq> Lease<O> {
         Claim::Won { holder: Holder { owner, generation: self.generation }, until }
     }
 
+    /// Nobody's, whoever had it; generations go on from where they are.
+    pub(super) fn vacate(&mut self) {
+        self.held = None;
+        self.generation += 1;
+    }
+
     /// Whether `holder` may write by this lease at `now`. Every write asks this in the statement that writes.
     ///
     /// # Errors

@@ -13,7 +13,8 @@ use std::time::Duration;
 use super::Terms;
 use super::ownership::{self, Fenced, Holder, Lease};
 use crate::fingerprint::Fingerprint;
-use crate::lifecycle::lease::{Event, LIFECYCLE, State};
+use crate::lifecycle::IllegalTransition;
+use crate::lifecycle::lease::{Event, State};
 
 /// A piece of work as the store has it. `R` is its result.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -169,11 +170,25 @@ impl<R: Clone> Work<R> {
         Ok(())
     }
 
+    /// An operator wants dead work run again: the next claim has it, under a later generation than any before, and attempts
+    /// begin anew.
+    ///
+    /// # Errors
+    ///
+    /// When it is not dead; nothing changes then.
+    pub fn requeue(&mut self, now: Duration) -> Result<(), IllegalTransition> {
+        self.state(now).next(Event::Requeued)?;
+        self.outcome = Outcome::Open;
+        self.lease.vacate();
+        self.attempts = 0;
+        Ok(())
+    }
+
     fn permits(&self, holder: &Holder, now: Duration) -> Result<(), Fenced> {
-        if LIFECYCLE.is_terminal(self.state(now)) {
-            return Err(Fenced::Settled);
+        match self.outcome {
+            Outcome::Open => self.lease.permits(holder, now),
+            Outcome::Done { .. } | Outcome::Dead => Err(Fenced::Settled),
         }
-        self.lease.permits(holder, now)
     }
 }
 

@@ -10,7 +10,7 @@
 //!
 //! `received` is a record in memory, its offset not committed: a crash brings it again. Every other state that is not
 //! `done` is a row of `inbox.parked`, so the offset may move on. A record is `blocked` behind an earlier one of its
-//! consumer, topic and key that is not settled.
+//! consumer, topic and key that is not settled; so is a dead one that is requeued together with, or after, an earlier one.
 
 use super::{IllegalTransition, Lifecycle, words};
 
@@ -39,7 +39,7 @@ words! {
         Applied = "applied",
         /// The attempt failed and another may succeed; in `retrying` an attempt more is spent.
         Postponed = "postponed",
-        /// An earlier one of its key is set aside.
+        /// An earlier one of its key is set aside; of a dead one: an operator asked for another try, in its turn.
         Queued = "queued",
         /// Nothing earlier of its key is unsettled any more.
         Unblocked = "unblocked",
@@ -71,6 +71,7 @@ pub const LIFECYCLE: Lifecycle<State, Event> = Lifecycle {
         (State::Blocked, Event::Unblocked, State::Retrying),
         (State::Blocked, Event::Discarded, State::Discarded),
         (State::Dead, Event::Requeued, State::Retrying),
+        (State::Dead, Event::Queued, State::Blocked),
         (State::Dead, Event::Discarded, State::Discarded),
     ],
 };

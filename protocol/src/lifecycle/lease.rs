@@ -10,9 +10,11 @@
 //!   └────────────────────────────────────────── buried ──────┘
 //! ```
 //!
+//! and `dead ── requeued ──▶ free`.
+//!
 //! `expired` is no write: the database's clock has passed `lease_until`, and from then on the owner can do nothing and
 //! anybody may claim. So the next claimer is the recovery (R23). A claim that finds the attempt budget spent buries
-//! instead of running (R8). A shard's lease is the part without `completed` and `buried`: a shard is never finished.
+//! instead of running (R8). What is dead stays so until an operator requeues it. A shard's lease is the part without `completed`, `buried` and `requeued`: a shard is never finished.
 
 use super::{IllegalTransition, Lifecycle, words};
 
@@ -49,6 +51,8 @@ words! {
         Completed = "completed",
         /// The owner, or a claim that finds the attempts spent, gives it up.
         Buried = "buried",
+        /// An operator wants it run again, with attempts that begin anew.
+        Requeued = "requeued",
     }
 }
 
@@ -56,7 +60,7 @@ words! {
 pub const LIFECYCLE: Lifecycle<State, Event> = Lifecycle {
     of: "piece of work",
     initial: State::Free,
-    terminal: &[State::Done, State::Dead],
+    terminal: &[State::Done],
     active: &[State::Held],
     edges: &[
         (State::Free, Event::Claimed, State::Held),
@@ -69,6 +73,7 @@ pub const LIFECYCLE: Lifecycle<State, Event> = Lifecycle {
         (State::Held, Event::Buried, State::Dead),
         (State::Expired, Event::Claimed, State::Held),
         (State::Expired, Event::Buried, State::Dead),
+        (State::Dead, Event::Requeued, State::Free),
     ],
 };
 

@@ -10,8 +10,15 @@
 //! | `EFFECTS_PLANT` | a bug, one of those in `consumer/src/plant.rs` |
 //! | `EFFECTS_MENDED` | what `behave` asks for is not done any more: the bug is mended |
 //! | `EFFECTS_SERVICE` | `host:port`: the effects go there, under a lease, instead of to the table |
+//! | `EFFECTS_BLOCK` | a dead letter holds its key up |
+//! | `EFFECTS_SPRING` | dead letters are written as Spring Kafka writes them |
+//! | `EFFECTS_ATTEMPTS` | how many a record gets; 10 |
+//! | `EFFECTS_INSTANCE` | its name for life, as a static member |
+//! | `EFFECTS_LEASE` | how long a lease lasts, in seconds |
+//! | `EFFECTS_PARK` | a record that fails is set aside at once |
 //!
-//! A payload whose `behave` is `poison` is refused for good, and one whose `behave` is `panic` makes the handler panic.
+//! A payload whose `behave` is `poison` is refused for good, and one whose `behave` is `panic` makes the handler panic; `sick` is
+//! refused, and `tired` fails for the time being, until there is a table `well`.
 //!
 //! A payload whose `hold` is `before` or `after` stands still there, before or after its effect, for as long as somebody has
 //! the advisory lock 1.
@@ -22,12 +29,13 @@ use std::time::Duration;
 
 use baton_consumer::inbox::{Lease, Reconcile, Reconciled};
 use baton_consumer::{
-    Consumer, Delivery, Handler, Json, Kafka, LeasedHandler, Outcome as Receipt, Policy, Verdict,
+    AfterDeadLetter, Consumer, DeadLetterFormat, Delivery, Handler, Json, Kafka, LeasedHandler,
+    Outcome as Receipt, Policy, Verdict,
 };
 use baton_tests::{Failure, Outcome, http};
 use serde_json::value::RawValue;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use sqlx::{PgPool, Postgres, Transaction};
+use sqlx::{PgConnection, PgPool, Postgres, Transaction};
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Waits while somebody else has the lock exclusively.
@@ -39,16 +47,30 @@ fn is_held(delivery: &Delivery<Payload>, at: &str) -> bool {
     delivery.payload().0["hold"] == at
 }
 
-/// What a payload asks for, unless it is mended.
-fn misbehaves(delivery: &Delivery<Payload>) -> Option<Verdict> {
+/// Why it does not succeed, if it is not to.
+async fn failure(
+    delivery: &Delivery<Payload>,
+    database: &mut PgConnection,
+) -> Result<Option<Verdict>, sqlx::Error> {
     if env::var_os("EFFECTS_MENDED").is_some() {
-        return None;
+        return Ok(None);
     }
-    match delivery.payload().0["behave"].as_str() {
-        Some("poison") => Some(Verdict::permanent("poison")),
-        Some("panic") => panic!("the handler fell over"),
-        _ => None,
+    let behave = delivery.payload().0["behave"].as_str().unwrap_or_default();
+    let verdict = match behave {
+        "poison" => Verdict::permanent("poison"),
+        "sick" => Verdict::permanent("sick"),
+        "tired" => Verdict::transient("tired"),
+        "panic" => panic!("the handler fell over"),
+        _ => return Ok(None),
+    };
+    let is_well = sqlx::query_scalar("SELECT to_regclass('well') IS NOT NULL");
+    if behave != "poison" && is_well.fetch_one(&mut *database).await? {
+        return Ok(None);
     }
+    if is_held(delivery, "before") {
+        sqlx::query(HOLD).execute(database).await?;
+    }
+    Ok(Some(verdict))
 }
 
 struct Effects;
@@ -83,10 +105,11 @@ impl Handler for Effects {
         delivery: &Delivery<Self::Payload>,
         tx: &mut Transaction<'_, Postgres>,
     ) -> Verdict {
-        if let Some(verdict) = misbehaves(delivery) {
-            return verdict;
+        match failure(delivery, tx).await {
+            Ok(None) => self.apply(delivery, tx).await.into(),
+            Ok(Some(verdict)) => verdict,
+            Err(error) => error.into(),
         }
-        self.apply(delivery, tx).await.into()
     }
 }
 
@@ -143,8 +166,14 @@ impl LeasedHandler for Calls {
     type Payload = Payload;
 
     async fn handle(&self, delivery: &Delivery<Self::Payload>, lease: &mut Lease<'_>) -> Verdict {
-        if let Some(verdict) = misbehaves(delivery) {
-            return verdict;
+        let mut database = match self.pool.acquire().await {
+            Ok(database) => database,
+            Err(error) => return error.into(),
+        };
+        match failure(delivery, &mut database).await {
+            Ok(None) => drop(database),
+            Ok(Some(verdict)) => return verdict,
+            Err(error) => return error.into(),
         }
         match self.call(delivery, lease).await {
             Ok(receipt) => Verdict::Done(Some(receipt)),
@@ -188,6 +217,30 @@ async fn run() -> Outcome {
             .park_after(Duration::from_millis(500))
             .retry(Policy { base: Duration::from_millis(100), factor: 2.0, cap: Duration::from_secs(1) }),
         None => builder,
+    };
+    let builder = match env::var("EFFECTS_BLOCK") {
+        Ok(_) => builder.after_dead_letter(AfterDeadLetter::Block),
+        Err(_) => builder,
+    };
+    let builder = match env::var("EFFECTS_SPRING") {
+        Ok(_) => builder.dead_letter_format(DeadLetterFormat::Spring),
+        Err(_) => builder,
+    };
+    let builder = match env::var("EFFECTS_ATTEMPTS") {
+        Ok(attempts) => builder.attempts(attempts.parse()?),
+        Err(_) => builder,
+    };
+    let builder = match env::var("EFFECTS_INSTANCE") {
+        Ok(name) => builder.instance(name),
+        Err(_) => builder,
+    };
+    let builder = match env::var("EFFECTS_LEASE") {
+        Ok(seconds) => builder.lease_ttl(Duration::from_secs(seconds.parse()?)),
+        Err(_) => builder,
+    };
+    let builder = match env::var("EFFECTS_PARK") {
+        Ok(_) => builder.park_after(Duration::ZERO),
+        Err(_) => builder,
     };
     let builder = match env::var("EFFECTS_PLANT") {
         Ok(plant) => builder.plant(plant.parse().map_err(Failure::new)?),

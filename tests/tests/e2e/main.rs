@@ -25,6 +25,8 @@
 //! | [`seen`] | what a relay serves over HTTP, whatever is away |
 //! | [`effects`] | a consumer applies each message once, whatever it is fed and whenever it dies |
 //! | [`consumer_held`] | the consumer's fault table: each fault at each point of its work on a message, in both ways of owning it |
+//! | [`dead_letters`] | what reads a dead letter that is not ours: Kafka's console consumer, a program with Kafka's own client |
+//! | [`inbox_commands`] | `baton inbox`: what an operator sees of a consumer, and decides |
 //! | [`consumer_planted`] | bugs planted into the consumer are found, each as what it is |
 //! | [`replay`] | dead letters are chosen, counted, sent again and told of, and each takes effect once |
 //! | [`bad_input`] | one clear message, the right exit code, no password |
@@ -41,6 +43,7 @@ mod claims;
 mod consumer_held;
 mod consumer_planted;
 mod crash_only;
+mod dead_letters;
 mod doctor;
 mod effects;
 mod endurance;
@@ -49,6 +52,7 @@ mod faults;
 mod guarantees;
 mod guards;
 mod held;
+mod inbox_commands;
 mod late;
 mod leases;
 mod lifecycles;

@@ -2,6 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::lifecycle::Word;
+use crate::lifecycle::lease::LIFECYCLE;
 
 const BUDGET: NonZeroU32 = NonZeroU32::new(3).unwrap();
 
@@ -42,6 +43,7 @@ enum Deed {
     Complete { past: usize },
     Release { past: usize },
     Bury { past: usize },
+    Requeue,
     Wait { half_seconds: u32 },
 }
 
@@ -53,6 +55,7 @@ fn deeds() -> impl Strategy<Value = Vec<Deed>> {
         1 => past().prop_map(|past| Deed::Complete { past }),
         1 => past().prop_map(|past| Deed::Release { past }),
         1 => past().prop_map(|past| Deed::Bury { past }),
+        1 => Just(Deed::Requeue),
         3 => (0_u32..4).prop_map(|half_seconds| Deed::Wait { half_seconds }),
     ];
     proptest::collection::vec(deed, 0..60)
@@ -106,6 +109,7 @@ proptest! {
                     // Not by its holder, only by a claim, is anything buried that nobody holds.
                     (Event::Buried, work.bury(&holder, now).is_ok(), last && state == State::Held)
                 }
+                Deed::Requeue => (Event::Requeued, work.requeue(now).is_ok(), true),
             };
             // Done exactly when the one who asked may, and the table has the edge; and then it leads where the table says.
             prop_assert_eq!(done, rightful && state.next(event).is_ok(), "{} by {:?}", event, deed);
@@ -132,6 +136,20 @@ fn a_claim_after_the_budget_is_spent_yields_dead_and_never_runs() {
     assert_eq!(claim(&mut work, "b", 12), Claim::Dead { attempts: 3 });
     assert_eq!(claim(&mut work, "a", 100), Claim::Dead { attempts: 3 });
     assert_eq!(work.state(seconds(100)), State::Dead);
+}
+
+#[test]
+fn dead_work_runs_again_only_once_it_is_requeued_and_then_under_a_later_generation_with_its_whole_budget() {
+    let (mut work, holder) = held_by_a();
+    work.requeue(seconds(1)).unwrap_err();
+    work.bury(&holder, seconds(1)).unwrap();
+    assert_eq!(claim(&mut work, "b", 9), Claim::Dead { attempts: 1 });
+    work.requeue(seconds(9)).unwrap();
+    assert_eq!(work.complete(&holder, "stale", seconds(2)), Err(Fenced::NotHeld));
+    let next = claimed(claim(&mut work, "b", 9));
+    assert!(next.generation > holder.generation && work.attempts() == 1);
+    work.complete(&next, "result", seconds(10)).unwrap();
+    work.requeue(seconds(10)).unwrap_err();
 }
 
 #[test]
