@@ -181,6 +181,8 @@ impl Effective {
             park_base: park.base.0,
             park_cap: park.cap.0,
             park_rows: park.rows.0,
+            park_keep: park.keep.0,
+            park_dead_for: park.dead_for.0,
             drain_deadline: relay.drain_deadline.0,
             http_listen: http.listen.0.clone(),
             ..defaults

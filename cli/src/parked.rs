@@ -104,7 +104,9 @@ impl Which {
 
 /// Neither a filter nor an id: nobody means everything.
 #[derive(Debug, thiserror::Error)]
-#[error("say which messages: an id, --topic, --key, --cause, --state or --older-than (all of a state: --state dead)")]
+#[error(
+    "say which messages: an id, --topic, --key, --cause, --state or --older-than (all of a state: --state dead)"
+)]
 struct Everything;
 
 /// Nothing has that id.
@@ -175,7 +177,9 @@ pub(crate) async fn run(config: &Effective, act: &Act) -> Result<(), Failure> {
                 ));
             }
             let done = operate::requeue(&mut connection, &filter).await.map_err(Failure::failed)?;
-            out::line(&format!("requeued {done} messages: they are tried now, and what waits behind them next"))
+            out::line(&format!(
+                "requeued {done} messages: they are tried now, and what waits behind them next"
+            ))
         }
         Act::Discard { which } => {
             let (mut connection, filter, counts) = chosen(config, which).await?;

@@ -136,8 +136,7 @@ async fn write(
     if !slated.is_empty() {
         asked = bind_slated(asked, &slated, settings);
     }
-    let moved: Vec<(i16, i64)> =
-        answer("advancing cursors", patience, asked.fetch_all(connection)).await?;
+    let moved: Vec<(i16, i64)> = answer("advancing cursors", patience, asked.fetch_all(connection)).await?;
     for request in batch {
         let has_moved = moved.iter().any(|(shard, _)| *shard == request.shard);
         let outcome = if has_moved { Outcome::Advanced } else { Outcome::Fenced };

@@ -190,12 +190,8 @@ impl Aside {
         let moment = inner.moment;
         if let Some(key) = slated.key {
             let cause = slated.cause.filter(|cause| *cause != Cause::Paused).unwrap_or(Cause::UnknownTopic);
-            let waiting = inner.keys.entry(key).or_insert(Waiting {
-                is_durable: false,
-                slated: 0,
-                moment,
-                cause,
-            });
+            let waiting =
+                inner.keys.entry(key).or_insert(Waiting { is_durable: false, slated: 0, moment, cause });
             waiting.slated += 1;
             waiting.moment = moment;
         }

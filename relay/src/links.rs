@@ -153,8 +153,7 @@ impl Links {
         if !self.topics.is_news(topic) {
             return;
         }
-        let (shard, id, position, advice) =
-            (self.shard, which.id, which.position, refusal::advice(cause));
+        let (shard, id, position, advice) = (self.shard, which.id, which.position, refusal::advice(cause));
         let cause_word = cause.as_str();
         if cause.may_pass() {
             tracing::warn!(

@@ -12,8 +12,8 @@
 
 use std::time::Duration;
 
-use baton_protocol::lifecycle::message::{Cause, Event, LIFECYCLE, State};
 use baton_protocol::lifecycle::Word as _;
+use baton_protocol::lifecycle::message::{Cause, Event, LIFECYCLE, State};
 use serde::Serialize;
 use sqlx::postgres::PgConnection;
 use uuid::Uuid;
@@ -169,7 +169,9 @@ fn advice(state: State, cause: Option<Cause>, behind: Option<Uuid>) -> Option<St
         (State::Dead, Some(cause), _) => {
             Some(format!("{}; then requeue it, or discard it", refusal::advice(cause)))
         }
-        (State::Retrying, Some(cause), _) if cause != Cause::Paused => Some(refusal::advice(cause).to_owned()),
+        (State::Retrying, Some(cause), _) if cause != Cause::Paused => {
+            Some(refusal::advice(cause).to_owned())
+        }
         _ => None,
     }
 }
@@ -224,8 +226,7 @@ pub async fn list(connection: &mut PgConnection, filter: &Filter, limit: u32) ->
 pub async fn count(connection: &mut PgConnection, filter: &Filter) -> Result<Vec<Count>, Error> {
     let asked = sqlx::query_as(include_str!("../queries/parked_count.sql"));
     let asked = filtered!(asked, filter).fetch_all(connection);
-    let rows: Vec<(String, Option<String>, i64)> =
-        answer("counting what is parked", PATIENCE, asked).await?;
+    let rows: Vec<(String, Option<String>, i64)> = answer("counting what is parked", PATIENCE, asked).await?;
     Ok(rows.into_iter().map(|(state, cause, count)| Count { state, cause, count }).collect())
 }
 
@@ -302,8 +303,7 @@ pub enum Resume {
 /// # Cancel safety
 /// One statement: dropped, it is done or it is not.
 pub async fn resume(connection: &mut PgConnection, topic: &str) -> Result<Resume, Error> {
-    let asked =
-        sqlx::query_as(include_str!("../queries/topic_resume.sql")).bind(topic).fetch_one(connection);
+    let asked = sqlx::query_as(include_str!("../queries/topic_resume.sql")).bind(topic).fetch_one(connection);
     let (was_paused, waiting): (bool, i64) = answer("resuming a topic", PATIENCE, asked).await?;
     Ok(if was_paused { Resume::Resumed { waiting } } else { Resume::NotPaused })
 }

@@ -146,8 +146,7 @@ pub(crate) async fn load(
     patience: Duration,
 ) -> Result<Loaded, Error> {
     type Found = (Option<String>, Option<String>, Option<String>, Option<i64>, Option<i64>);
-    let asked =
-        sqlx::query_as(include_str!("../queries/parked_load.sql")).bind(shard).fetch_all(connection);
+    let asked = sqlx::query_as(include_str!("../queries/parked_load.sql")).bind(shard).fetch_all(connection);
     let rows: Vec<Found> = answer("reading what is set aside", patience, asked).await?;
     let mut loaded = Loaded::default();
     for (topic, key, cause, waiting, counted) in rows {

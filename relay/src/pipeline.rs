@@ -140,12 +140,7 @@ pub(crate) struct Pipeline<'a> {
 }
 
 impl<'a> Pipeline<'a> {
-    pub(crate) fn new(
-        links: &'a Links,
-        publisher: Publisher,
-        durable: Cursor,
-        care: &'a mut Care,
-    ) -> Self {
+    pub(crate) fn new(links: &'a Links, publisher: Publisher, durable: Cursor, care: &'a mut Care) -> Self {
         links.aside.begin();
         Self {
             links,
@@ -214,7 +209,8 @@ impl<'a> Pipeline<'a> {
             (failed.which, failed.failure) = (self.which(number), failure);
         }
         let Failure::Refused { cause, .. } = failed.failure else { return Stop::Failed(failed) };
-        let is_same = |failure: &Failure| matches!(failure, Failure::Refused { cause: other, .. } if *other == cause);
+        let is_same =
+            |failure: &Failure| matches!(failure, Failure::Refused { cause: other, .. } if *other == cause);
         failed.refused = all
             .iter()
             .filter(|(_, failure)| is_same(failure))
@@ -372,7 +368,8 @@ impl<'a> Pipeline<'a> {
     /// Asks for the next page once there is room for a good part of one.
     async fn ask_for_more(&mut self) {
         let settings = &self.links.settings;
-        if self.reading.is_some() || !self.in_hand.is_empty() || self.failed.is_some() || self.full.is_some() {
+        if self.reading.is_some() || !self.in_hand.is_empty() || self.failed.is_some() || self.full.is_some()
+        {
             return;
         }
         let Some(rows) = self.room() else { return };

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Only the owner of the shard tries, as long as it trusts its lease. What was acknowledged and not settled when the process dies is
-//! tried once more by the next owner, in order: at most [`ROUND`] messages and those behind one of them, [`BEHIND`] of them. A key's
+//! tried once more by the next owner, in order: at most [`SETTLE_AT`] messages and those behind the last of them, [`BEHIND`]. A key's
 //! next message is handed over only when the one before it is acknowledged, or together with it by a producer that opened its
 //! partition with the first one alone; so a refusal lets nothing overtake (`route` says why).
 //!
@@ -56,8 +56,13 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// What became of a message that was handed over.
 enum Sent {
     Acked,
-    Refused { cause: Cause, error: String },
-    Outage { error: String },
+    Refused {
+        cause: Cause,
+        error: String,
+    },
+    Outage {
+        error: String,
+    },
     /// The shard is let go.
     Ended,
 }
@@ -280,7 +285,11 @@ impl Retrier<'_> {
         };
         if !self.met.contains(topic) {
             let mut asked = Some(topics::check(&self.links.topics, &publisher, topic));
-            match topics::checked(&mut asked).await.seen {
+            let checked = tokio::select! {
+                checked = topics::checked(&mut asked) => checked,
+                () = self.ended(|order| order != Order::Run) => return Ok(Sent::Ended),
+            };
+            match checked.seen {
                 Ok(Some(Seen::Partitions(_))) => _ = self.met.insert(topic.to_owned()),
                 Ok(Some(Seen::Refused(cause))) => {
                     let error = match self.links.topics.standing(topic, Instant::now()) {
@@ -333,7 +342,8 @@ impl Retrier<'_> {
     /// Sends what waits behind a message that is acknowledged, together. Returned: the positions of those that are as well, in order.
     async fn send_those_behind(&mut self, behind: Behind) -> Result<Vec<i64>, Error> {
         let shard = self.links.shard;
-        let rows = self.ask(|reply| Request::Behind { shard, behind, rows: BEHIND, bytes: BYTES, reply }).await;
+        let rows =
+            self.ask(|reply| Request::Behind { shard, behind, rows: BEHIND, bytes: BYTES, reply }).await;
         let (Some(rows), Some(publisher)) = (rows, self.publisher.clone()) else { return Ok(Vec::new()) };
         let mut sent: Vec<(u64, i64)> = Vec::new();
         let mut is_broken = false;
@@ -460,8 +470,31 @@ impl Retrier<'_> {
     /// Asks the connection for what is set aside. `None`: it is gone, and the session with it.
     async fn ask<T>(&self, request: impl FnOnce(oneshot::Sender<T>) -> Request) -> Option<T> {
         let (reply, answer) = oneshot::channel();
-        self.links.parked.send(request(reply)).await.ok()?;
-        answer.await.ok()
+        tokio::select! {
+            biased;
+            answer = async {
+                self.links.parked.send(request(reply)).await.ok()?;
+                answer.await.ok()
+            } => answer,
+            // A drain waits for the answer; who has lost the shard or the session does not.
+            () = self.ended(|order| matches!(order, Order::Let(_))) => None,
+        }
+    }
+
+    /// Waits until the trust in the lease has ended, or the shard has such an order.
+    async fn ended(&self, is_end: fn(Order) -> bool) {
+        let (mut order, mut trust) = (self.links.order.clone(), self.links.trust.clone());
+        loop {
+            let trusted_until = *trust.borrow_and_update();
+            if is_end(*order.borrow_and_update()) || Instant::now() >= trusted_until {
+                return;
+            }
+            tokio::select! {
+                changed = order.changed() => if changed.is_err() { return },
+                changed = trust.changed() => if changed.is_err() { return },
+                () = tokio::time::sleep_until(trusted_until) => {}
+            }
+        }
     }
 
     fn fenced(&self) -> Result<(), Error> {
@@ -497,8 +530,7 @@ impl Retrier<'_> {
 
 impl Round {
     fn published(&mut self, position: i64, key: Option<KeyHash>) -> Result<(), Error> {
-        let state =
-            State::Retrying.next(Event::Acknowledged).map_err(|illegal| illegal_here(&illegal))?;
+        let state = State::Retrying.next(Event::Acknowledged).map_err(|illegal| illegal_here(&illegal))?;
         self.published += 1;
         self.keys.extend(key.map(|key| (position, key)));
         self.settled.push(Settled { position, state, refusal: None, delay: None, seen: None });

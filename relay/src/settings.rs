@@ -60,6 +60,11 @@ pub struct Settings {
     pub park_cap: Duration,
     /// Most messages of a shard that are set aside; then the shard stops. Those of a paused topic do not count. Default 10,000.
     pub park_rows: NonZeroUsize,
+    /// For how long a message that was set aside and is published or discarded stays to be asked about. Default 7 days. Looked at
+    /// eight times a slot period.
+    pub park_keep: Duration,
+    /// For how long a message may be dead; then it is discarded. Default: for ever.
+    pub park_dead_for: Option<Duration>,
     /// How long a drain (at shutdown or when a shard is handed over) waits for acknowledgements. Default 5 s.
     pub drain_deadline: Duration,
     /// Where `/livez`, `/readyz`, `/metrics` and `/api/status` are served. Default `127.0.0.1:9464`. Nowhere by a relay that
@@ -105,6 +110,8 @@ impl Default for Settings {
             park_base: retry::Policy::default().base,
             park_cap: retry::Policy::default().cap,
             park_rows: nz(10_000),
+            park_keep: Duration::from_secs(7 * 24 * 3600),
+            park_dead_for: None,
             drain_deadline: Duration::from_secs(5),
             http_listen: Listen::default(),
             #[cfg(feature = "plants")]

@@ -77,7 +77,10 @@ async fn publish(links: &Links, mut cursor: Cursor) -> Result<Ended, database::E
                 broken.next_delay()
             }
             Stop::Failed(Failed {
-                failure: Failure::Refused { topic, cause, error }, which, refused, sure
+                failure: Failure::Refused { topic, cause, error },
+                which,
+                refused,
+                sure,
             }) => {
                 let error = refusal::in_full(links, &topic, cause, error).await;
                 match cause {

@@ -170,7 +170,9 @@ impl Topics {
                 found.known = None;
                 let error = match cause {
                     Cause::UnknownTopic => format!("topic {topic} does not exist"),
-                    Cause::InvalidTopic => format!("the broker does not take {topic} for the name of a topic"),
+                    Cause::InvalidTopic => {
+                        format!("the broker does not take {topic} for the name of a topic")
+                    }
                     _ => format!("the broker does not show topic {topic} to this relay"),
                 };
                 let lasts = if cause == Cause::UnknownTopic { MISSING_FOR } else { DENIED_FOR };
@@ -276,7 +278,10 @@ mod tests {
             Standing::Flows { partitions: FOUR, stale: false, limit: Some(10) }
         );
         topics.takes("t");
-        assert_eq!(topics.standing("t", now), Standing::Flows { partitions: FOUR, stale: false, limit: None });
+        assert_eq!(
+            topics.standing("t", now),
+            Standing::Flows { partitions: FOUR, stale: false, limit: None }
+        );
     }
 
     #[test]

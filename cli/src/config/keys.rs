@@ -8,6 +8,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::str::FromStr;
+use std::time::Duration;
 
 use baton_relay::Settings;
 use baton_relay::settings::Listen;
@@ -97,6 +98,8 @@ pub(crate) struct Park {
     pub(crate) base: Span,
     pub(crate) cap: Span,
     pub(crate) rows: Count,
+    pub(crate) keep: Span,
+    pub(crate) dead_for: Term,
 }
 
 /// `[http]`.
@@ -148,12 +151,46 @@ impl Default for Publish {
 
 impl Default for Park {
     fn default() -> Self {
-        let Settings { park_attempts, park_base, park_cap, park_rows, .. } = Settings::default();
+        let Settings { park_attempts, park_base, park_cap, park_rows, park_keep, park_dead_for, .. } =
+            Settings::default();
         Self {
             attempts: Attempts(park_attempts),
             base: Span(park_base),
             cap: Span(park_cap),
             rows: Count(park_rows),
+            keep: Span(park_keep),
+            dead_for: Term(park_dead_for),
+        }
+    }
+}
+
+/// A duration, or `off`: for ever.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Term(pub(crate) Option<Duration>);
+
+impl FromStr for Term {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text.trim() == "off" {
+            return Ok(Self(None));
+        }
+        let Span(term) = text.parse::<Span>().map_err(|error| format!("{error}, or off"))?;
+        Ok(Self(Some(term)))
+    }
+}
+
+impl<'de> Deserialize<'de> for Term {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        from_text(deserializer)
+    }
+}
+
+impl Serialize for Term {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self.0 {
+            None => serializer.serialize_str("off"),
+            Some(term) => serializer.collect_str(&Span(term)),
         }
     }
 }
