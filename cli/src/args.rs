@@ -47,7 +47,8 @@ pub(crate) enum Command {
     },
     /// Publish what is committed, until SIGTERM or SIGINT
     Relay {
-        /// Exit 0 once everything committed and visible is published, by this relay or by others; serves no HTTP
+        /// Exit 0 once everything committed and visible is published, by this relay or by others, and 1 if some is parked or dead
+        /// then; serves no HTTP
         #[arg(long)]
         until_empty: bool,
     },
@@ -65,6 +66,23 @@ pub(crate) enum Command {
         /// Print JSON instead of lines
         #[arg(long)]
         json: bool,
+    },
+    /// Show and settle messages that Kafka refuses, and those that wait behind them
+    Parked {
+        #[command(subcommand)]
+        act: crate::parked::Act,
+    },
+    /// Stop publishing a topic; its messages wait, in order
+    Pause {
+        /// The topic
+        #[arg(long, value_name = "TOPIC", value_parser = ValueParser::from(crate::parked::topic))]
+        topic: String,
+    },
+    /// Publish a paused topic again, from where it was
+    Resume {
+        /// The topic
+        #[arg(long, value_name = "TOPIC", value_parser = ValueParser::from(crate::parked::topic))]
+        topic: String,
     },
     /// Accept an outbox that was restored or replicated from another cluster; stop the relays first
     Rebase {
@@ -273,7 +291,7 @@ fn shards(text: &str) -> Result<NonZeroU16, String> {
         .ok_or_else(|| "must be a whole number from 1 to 1024".to_owned())
 }
 
-fn span(text: &str) -> Result<Duration, String> {
+pub(crate) fn span(text: &str) -> Result<Duration, String> {
     let Span(length) = text.parse::<Span>().map_err(|e| e.to_string())?;
     Ok(length)
 }

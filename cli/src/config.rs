@@ -157,7 +157,7 @@ impl Effective {
 
     /// The same but for where database and brokers are, unchecked.
     pub(crate) fn settings_without_addresses(&self) -> Settings {
-        let Config { relay, lease, poll, publish, http, kafka, .. } = &self.config;
+        let Config { relay, lease, poll, publish, park, http, kafka, .. } = &self.config;
         let defaults = Settings::default();
         Settings {
             kafka_properties: kafka
@@ -177,6 +177,12 @@ impl Effective {
             in_flight_rows: publish.in_flight_rows.0,
             in_flight_bytes: publish.in_flight_bytes.0,
             in_flight_bytes_total: publish.in_flight_bytes_total.0,
+            park_attempts: park.attempts.0,
+            park_base: park.base.0,
+            park_cap: park.cap.0,
+            park_rows: park.rows.0,
+            park_keep: park.keep.0,
+            park_dead_for: park.dead_for.0,
             drain_deadline: relay.drain_deadline.0,
             http_listen: http.listen.0.clone(),
             ..defaults

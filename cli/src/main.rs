@@ -13,6 +13,7 @@ mod inbox;
 mod logging;
 mod migrate;
 mod out;
+mod parked;
 mod rebase;
 mod relay;
 mod replay;
@@ -75,6 +76,9 @@ fn run(cli: &Cli, format: &mut LogFormat) -> Result<(), Failure> {
             Command::Migrate { line } => migrate::run(&config, line).await,
             Command::Relay { until_empty } => relay::run(&config, *until_empty).await,
             Command::Status { json } => status::run(&config, *json).await,
+            Command::Parked { act } => parked::run(&config, act).await,
+            Command::Pause { topic } => parked::pause(&config, topic).await,
+            Command::Resume { topic } => parked::resume(&config, topic).await,
             Command::Rebase { dry_run } => rebase::run(&config, *dry_run).await,
             Command::Audit { json, limit } => audit::run(&config, *json, *limit).await,
             Command::Doctor { older_than, json } => doctor::run(&config, *older_than, *json).await,

@@ -1,6 +1,6 @@
 //! `baton relay`: publish until told to stop, or until the outbox is empty.
 
-use baton_relay::{Error, Summary, Until, database};
+use baton_relay::{Error, SetAside, Summary, Until, database};
 
 use crate::config::{Effective, Side};
 use crate::failure::Failure;
@@ -9,9 +9,17 @@ use crate::signals;
 
 /// A run that ended with messages left.
 #[derive(Debug, thiserror::Error)]
-#[error("{count} shard(s) wait behind a message that Kafka refuses: {which}", count = .stopped.len(), which = .stopped.join("; "))]
+#[error("{count} shard(s) have as many messages parked as they may, and wait: {which}", count = .stopped.len(), which = .stopped.join("; "))]
 struct Stopped {
     stopped: Vec<String>,
+}
+
+/// Everything else is published.
+#[derive(Debug, thiserror::Error)]
+#[error("{parked} messages are parked and {dead} are dead; look at `baton parked list`")]
+struct Aside {
+    parked: i64,
+    dead: i64,
 }
 
 /// `--until-empty` was told to end before.
@@ -44,7 +52,7 @@ pub(crate) async fn run(config: &Effective, until_empty: bool) -> Result<(), Fai
     let settings = config.relay_settings()?;
     crate::database::check_url(&config.database_url(Side::Outbox)?)?;
     let shutdown = signals::shutdown().map_err(|source| Failure::failed(NoSignals { source }))?;
-    let Summary { published, stopped, is_interrupted, .. } =
+    let Summary { published, stopped, set_aside, is_interrupted, .. } =
         baton_relay::run(settings, until, shutdown).await?;
     if until_empty {
         out::line(&format!("published {published} messages"))?;
@@ -55,8 +63,12 @@ pub(crate) async fn run(config: &Effective, until_empty: bool) -> Result<(), Fai
     if until_empty && is_interrupted {
         return Err(Failure::failed(Interrupted));
     }
-    if stopped.is_empty() {
+    if stopped.is_empty() && set_aside.is_none() {
         return Ok(());
+    }
+    if stopped.is_empty() {
+        let SetAside { parked, dead, .. } = set_aside;
+        return Err(Failure::failed(Aside { parked, dead }));
     }
     let stopped = stopped
         .iter()

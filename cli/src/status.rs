@@ -29,7 +29,7 @@ fn for_people(status: &Status) -> String {
     }
     if !stopped.is_empty() {
         text.push_str(&format!(
-            "stopped shards: {} of {}, each behind a message that Kafka refuses (see below)\n",
+            "stopped shards: {} of {}, each has as many messages parked as it may (see below)\n",
             stopped.len(),
             status.shards.len()
         ));
@@ -48,6 +48,14 @@ fn for_people(status: &Status) -> String {
         parked.paused,
         parked.oldest_age_seconds.map(|age| format!(", the oldest for {}", seconds(age))).unwrap_or_default()
     ));
+    if !parked.by_cause.is_empty() {
+        let causes: Vec<String> =
+            parked.by_cause.iter().map(|(cause, count)| format!("{count} {cause}")).collect();
+        text.push_str(&format!("    causes: {} (see `baton parked list`)\n", causes.join(", ")));
+    }
+    if !parked.paused_topics.is_empty() {
+        text.push_str(&format!("paused topics: {}\n", parked.paused_topics.join(", ")));
+    }
     let relays: Vec<String> = status
         .relays
         .iter()

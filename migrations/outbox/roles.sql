@@ -33,3 +33,4 @@ GRANT INSERT, UPDATE, DELETE ON outbox.relay, outbox.parked TO baton_relay;
 GRANT TRUNCATE ON outbox.message_0, outbox.message_1, outbox.message_2, outbox.message_3 TO baton_relay;
 GRANT INSERT ON outbox.audit TO baton_relay, baton_operator;
 GRANT UPDATE ON outbox.parked TO baton_operator;
+GRANT INSERT, DELETE ON outbox.paused TO baton_operator;

@@ -14,7 +14,9 @@ WHERE r.oid IS NULL
                            ('advance', 'INSERT'), ('advance', 'DELETE'), ('token', 'SELECT'), ('token', 'INSERT'),
                            ('milestone', 'SELECT'), ('milestone', 'INSERT'), ('milestone', 'DELETE'), ('message_0', 'TRUNCATE'),
                            ('message_1', 'TRUNCATE'), ('message_2', 'TRUNCATE'), ('message_3', 'TRUNCATE'),
-                           ('stopped', 'SELECT'), ('stopped', 'INSERT'), ('stopped', 'UPDATE'), ('relay', 'SELECT'),
+                           ('stopped', 'SELECT'), ('stopped', 'INSERT'), ('stopped', 'UPDATE'), ('parked', 'SELECT'),
+                           ('parked', 'INSERT'), ('parked', 'UPDATE'), ('parked', 'DELETE'), ('paused', 'SELECT'), ('relay', 'SELECT'),
                            ('relay', 'INSERT'), ('relay', 'UPDATE'), ('relay', 'DELETE'), ('audit', 'SELECT'), ('audit', 'INSERT')) needed(name, privilege))
           WHEN 'baton_operator' THEN has_table_privilege(r.oid, 'outbox.audit', 'INSERT')
+              AND has_table_privilege(r.oid, 'outbox.paused', 'INSERT')
           ELSE has_table_privilege(r.oid, 'outbox.message', 'SELECT') END

@@ -46,6 +46,7 @@ impl Line {
                 "message_3",
                 "milestone",
                 "parked",
+                "paused",
                 "relay",
                 "settings",
                 "shard",
@@ -70,6 +71,7 @@ impl Line {
                 (6, "finite leases", include_str!("../outbox/0006_finite_leases.sql")),
                 (7, "one check", include_str!("../outbox/0007_one_check.sql")),
                 (8, "cheap checks", include_str!("../outbox/0008_cheap_checks.sql")),
+                (9, "parked", include_str!("../outbox/0009_parked.sql")),
             ],
             Self::Inbox => &[
                 (1, "inbox", include_str!("../inbox/0001_inbox.sql")),

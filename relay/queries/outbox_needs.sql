@@ -9,6 +9,7 @@ FROM (VALUES ('settings', 'SELECT'), ('message', 'SELECT'), ('message_position_s
              ('shard', 'SELECT'), ('shard', 'UPDATE'), ('fence', 'SELECT'), ('fence', 'UPDATE'),
              ('cursor', 'SELECT'), ('advance', 'SELECT'), ('advance', 'INSERT'), ('advance', 'DELETE'),
              ('token', 'SELECT'), ('token', 'INSERT'), ('stopped', 'SELECT'), ('stopped', 'INSERT'), ('stopped', 'UPDATE'),
+             ('parked', 'SELECT'), ('parked', 'INSERT'), ('parked', 'UPDATE'), ('parked', 'DELETE'), ('paused', 'SELECT'),
              ('milestone', 'SELECT'), ('milestone', 'INSERT'), ('milestone', 'DELETE'), ('message_0', 'TRUNCATE'),
              ('message_1', 'TRUNCATE'), ('message_2', 'TRUNCATE'), ('message_3', 'TRUNCATE'),
              ('relay', 'SELECT'), ('relay', 'INSERT'), ('relay', 'UPDATE'), ('relay', 'DELETE'),

@@ -11,6 +11,8 @@
 //!            deleted        deleted in one go   kept             the durable cursor
 //! ```
 //!
+//! What a cursor passes over without its being published goes to `outbox.parked` in the same statement.
+//!
 //! Deleting looks at nothing twice, because deleted rows stay in the index as long as that snapshot. The first time of a
 //! session it looks from the beginning, so that nothing a killed relay left stays for ever.
 
@@ -18,14 +20,20 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sqlx::postgres::PgConnection;
+use baton_protocol::lifecycle::Word as _;
+use baton_protocol::lifecycle::message::State;
+use sqlx::Postgres;
+use sqlx::postgres::{PgArguments, PgConnection};
+use sqlx::query::QueryAs;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 use uuid::Uuid;
 
+use crate::aside::Slated;
 use crate::cursor::{Cursor, Late};
 use crate::database::{Error, answer};
 use crate::guards;
+use crate::parked::kept;
 use crate::settings::Settings;
 
 /// Moves a shard's cursor to what is acknowledged.
@@ -36,6 +44,8 @@ pub(crate) struct Request {
     /// The crash token that the claim remembered.
     pub token: Uuid,
     pub cursor: Cursor,
+    /// What it passes over is set aside by the same statement.
+    pub slated: Vec<Slated>,
     pub reply: oneshot::Sender<Outcome>,
 }
 
@@ -106,10 +116,14 @@ async fn write(
     let Some(token) = batch.first().map(|r| r.token) else { return Ok(Vec::new()) };
     let late =
         |f: fn(&Late) -> String| batch.iter().map(|r| r.cursor.late.as_ref().map(f)).collect::<Vec<_>>();
+    let slated: Vec<(i16, &Slated)> =
+        batch.iter().flat_map(|r| r.slated.iter().map(|slated| (r.shard, slated))).collect();
     let statement = include_str!("../queries/cursor_advance.sql");
     #[cfg(feature = "plants")]
     let statement = crate::plant::advance(settings).unwrap_or(statement);
-    let asked = sqlx::query_as(statement)
+    let statement =
+        if slated.is_empty() { statement } else { include_str!("../queries/cursor_advance_parking.sql") };
+    let mut asked = sqlx::query_as(statement)
         .bind(&settings.owner)
         .bind(token)
         .bind(batch.iter().map(|r| r.shard).collect::<Vec<_>>())
@@ -118,9 +132,11 @@ async fn write(
         .bind(batch.iter().map(|r| r.cursor.snapshot.clone()).collect::<Vec<_>>())
         .bind(batch.iter().map(|r| r.cursor.ceiling.clone()).collect::<Vec<_>>())
         .bind(late(|l| l.snapshot.clone()))
-        .bind(batch.iter().map(|r| r.cursor.late.as_ref().map(|l| l.position)).collect::<Vec<_>>())
-        .fetch_all(connection);
-    let moved: Vec<(i16, i64)> = answer("advancing cursors", patience, asked).await?;
+        .bind(batch.iter().map(|r| r.cursor.late.as_ref().map(|l| l.position)).collect::<Vec<_>>());
+    if !slated.is_empty() {
+        asked = bind_slated(asked, &slated, settings);
+    }
+    let moved: Vec<(i16, i64)> = answer("advancing cursors", patience, asked.fetch_all(connection)).await?;
     for request in batch {
         let has_moved = moved.iter().any(|(shard, _)| *shard == request.shard);
         let outcome = if has_moved { Outcome::Advanced } else { Outcome::Fenced };
@@ -128,6 +144,26 @@ async fn write(
         let _ = request.reply.send(outcome);
     }
     Ok(moved)
+}
+
+type Asked<'q> = QueryAs<'q, Postgres, (i16, i64), PgArguments>;
+
+/// The parameters of what is set aside.
+fn bind_slated<'q>(asked: Asked<'q>, slated: &[(i16, &Slated)], settings: &Settings) -> Asked<'q> {
+    let texts = |f: fn(&Slated) -> Option<String>| slated.iter().map(|(_, s)| f(s)).collect::<Vec<_>>();
+    let delay = |slated: &Slated| {
+        (slated.state == State::Retrying)
+            .then(|| i64::try_from(settings.park_policy().delay(0).as_millis()).unwrap_or(i64::MAX))
+    };
+    asked
+        .bind(slated.iter().map(|(shard, _)| *shard).collect::<Vec<_>>())
+        .bind(slated.iter().map(|(_, s)| s.position).collect::<Vec<_>>())
+        .bind(slated.iter().map(|(_, s)| s.id).collect::<Vec<_>>())
+        .bind(slated.iter().map(|(_, s)| s.state.as_str()).collect::<Vec<_>>())
+        .bind(texts(|s| s.cause.map(|cause| cause.as_str().to_owned())))
+        .bind(texts(|s| s.error.as_deref().map(kept)))
+        .bind(slated.iter().map(|(_, s)| s.attempts).collect::<Vec<_>>())
+        .bind(slated.iter().map(|(_, s)| delay(s)).collect::<Vec<_>>())
 }
 
 /// Deletes rows that lie far enough back.

@@ -18,7 +18,7 @@ use crate::guards::{self, Violations};
 use crate::settings::Settings;
 
 /// The newest migration of the outbox that this relay knows. It works on no newer one: what that changed may be what it relies on.
-pub const SCHEMA: i64 = 8;
+pub const SCHEMA: i64 = 9;
 
 /// A failed or silent database.
 #[derive(Debug, thiserror::Error)]

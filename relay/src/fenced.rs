@@ -17,11 +17,14 @@ pub(crate) enum Operation {
     Advance,
     /// Writing down why a shard stands still.
     Stop,
+    /// Writing down what became of messages that were set aside, or looking for those that may be tried.
+    Settle,
     Release,
 }
 
 impl Operation {
-    pub(crate) const ALL: [Self; 5] = [Self::Claim, Self::Renew, Self::Advance, Self::Stop, Self::Release];
+    pub(crate) const ALL: [Self; 6] =
+        [Self::Claim, Self::Renew, Self::Advance, Self::Stop, Self::Settle, Self::Release];
 
     pub(crate) fn as_str(self) -> &'static str {
         match self {
@@ -29,6 +32,7 @@ impl Operation {
             Self::Renew => "renew",
             Self::Advance => "advance",
             Self::Stop => "stop",
+            Self::Settle => "settle",
             Self::Release => "release",
         }
     }
@@ -68,12 +72,13 @@ impl Fences {
     }
 
     fn counter(&self, operation: Operation) -> &AtomicU64 {
-        let [claim, renew, advance, stop, release] = &self.counts;
+        let [claim, renew, advance, stop, settle, release] = &self.counts;
         match operation {
             Operation::Claim => claim,
             Operation::Renew => renew,
             Operation::Advance => advance,
             Operation::Stop => stop,
+            Operation::Settle => settle,
             Operation::Release => release,
         }
     }
@@ -102,6 +107,6 @@ mod tests {
             }
         }
         let counts: Vec<u64> = Operation::ALL.into_iter().map(|operation| fences.count(operation)).collect();
-        assert_eq!(counts, [1, 2, 3, 4, 5]);
+        assert_eq!(counts, [1, 2, 3, 4, 5, 6]);
     }
 }

@@ -12,6 +12,8 @@ pub(crate) struct Flight {
     /// Number of the first row in this producer's window.
     pub first: u64,
     pub rows: Vec<Which>,
+    /// Whether any of them went to Kafka, and not aside.
+    pub is_sent: bool,
     pub bytes: Held,
     /// When its first row was created, and the database's clock at the read: how old it is once all are acknowledged.
     pub created_ms: i64,

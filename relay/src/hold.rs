@@ -7,6 +7,8 @@
 //!  P0 ─claim─▶ P1 ─read─▶ P2 ─hand over─▶ P3 ─acknowledged─▶ P4 ─▶ P5 ─cursor written─▶ P6
 //! ```
 //!
+//! And of what is set aside: K1 ─written─▶ K2, then K3 (acknowledged) ─settled─▶ K4.
+//!
 //! A shard that reaches the armed point says so in one line of standard error, `held at P3 shard 4`, and waits until a
 //! file is there. Everything else goes on: renewal, the other connections, the other shards until they reach the same
 //! point. A file, because it is there for whoever looks, also for a process that was stopped while it appeared. Once it
@@ -47,13 +49,22 @@ pub enum Point {
     P5,
     /// After its reply.
     P6,
+    /// Messages are to be set aside; the statement is not sent.
+    K1,
+    /// After its reply, or a later cursor's.
+    K2,
+    /// A message that was set aside is acknowledged, and not settled.
+    K3,
+    /// After it is settled.
+    K4,
 }
 
 impl FromStr for Point {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        [Self::P0, Self::P1, Self::P2, Self::P3, Self::P4, Self::P5, Self::P6]
+        use Point::{K1, K2, K3, K4, P0, P1, P2, P3, P4, P5, P6};
+        [P0, P1, P2, P3, P4, P5, P6, K1, K2, K3, K4]
             .into_iter()
             .find(|point| format!("{point:?}") == text)
             .ok_or_else(|| format!("no such point: {text}"))

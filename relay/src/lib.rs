@@ -2,7 +2,7 @@
 //!
 //! Modules in the order in which a message meets them: [`settings`], `session` and `lease` (who may publish which shard,
 //! until when), [`read`] and [`cursor`] (what is committed and not yet published), `budget` (how much of it may be held),
-//! `shard` and `links`, `pipeline`, `route`, `publish`, `refusal` and `window` (to Kafka, and what came back), `advance` (the durable cursor), `retention` and [`leaves`] (space comes back), [`status`].
+//! `shard` and `links`, `pipeline`, `route`, `publish`, `refusal` and `window` (to Kafka, and what came back), `advance` (the durable cursor), `aside`, `care`, `parked` and `retrier` (what Kafka refuses), [`operate`] (what operators do about it), `retention` and [`leaves`] (space comes back), [`status`].
 //! Beside the way: `metrics`, `health` and `http` (how it is seen from outside).
 //!
 //! What it guarantees, as long as producers of one key serialise on a lock taken before they enqueue: every committed
@@ -13,7 +13,9 @@
 #![warn(missing_docs)]
 
 mod advance;
+mod aside;
 mod budget;
+mod care;
 pub mod cursor;
 pub mod database;
 pub mod doctor;
@@ -31,6 +33,8 @@ mod metrics;
 #[cfg(test)]
 mod model;
 mod namesake;
+pub mod operate;
+mod parked;
 mod pipeline;
 #[cfg(feature = "plants")]
 pub mod plant;
@@ -42,6 +46,7 @@ mod record;
 mod refusal;
 mod relay;
 mod retention;
+mod retrier;
 mod route;
 mod session;
 pub mod settings;
@@ -57,3 +62,4 @@ mod window;
 pub use relay::{Error, Summary, Until, run};
 pub use settings::Settings;
 pub use stopped::Stopped;
+pub use until_empty::SetAside;

@@ -1,18 +1,25 @@
 //! What ties a shard to its session: what it is told, what it may use, and why it was let go.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use baton_protocol::envelope::Envelope;
+use baton_protocol::lifecycle::Word as _;
+use baton_protocol::lifecycle::message::Cause;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use uuid::Uuid;
 
+use crate::aside::{Aside, Slated};
 use crate::cursor::Cursor;
 use crate::fenced::{Fences, Operation};
 use crate::health::Beat;
 use crate::metrics::Metrics;
+use crate::parked;
+use crate::pipeline::Which;
 use crate::publish::Failure;
+use crate::refusal;
 use crate::settings::Settings;
 use crate::stopped::{self, Stopped, StoppedShards};
 use crate::tail::Confirmed;
@@ -74,6 +81,9 @@ impl Destroying {
     }
 }
 
+/// The topics that operators have paused.
+pub(crate) type Paused = Arc<RwLock<BTreeSet<String>>>;
+
 /// What ties a shard to its session.
 pub(crate) struct Links {
     pub settings: Arc<Settings>,
@@ -84,6 +94,11 @@ pub(crate) struct Links {
     pub reads: mpsc::Sender<read::Request>,
     pub advances: mpsc::Sender<advance::Request>,
     pub stops: mpsc::Sender<stopped::Report>,
+    /// What is set aside, and tried from there.
+    pub parked: mpsc::Sender<parked::Request>,
+    /// The keys that wait.
+    pub aside: Aside,
+    pub paused: Paused,
     pub fences: Arc<Fences>,
     pub destroying: Arc<Destroying>,
     pub confirmed: Arc<Confirmed>,
@@ -96,14 +111,19 @@ pub(crate) struct Links {
 }
 
 impl Links {
-    /// Asks for the cursor to be written.
-    pub(crate) async fn advance(&self, cursor: Cursor) -> oneshot::Receiver<advance::Outcome> {
+    /// Asks for the cursor to be written, and for these to be set aside with it.
+    pub(crate) async fn advance(
+        &self,
+        cursor: Cursor,
+        slated: Vec<Slated>,
+    ) -> oneshot::Receiver<advance::Outcome> {
         let (reply, receiver) = oneshot::channel();
         let request = advance::Request {
             shard: self.shard,
             generation: self.generation,
             token: self.token,
             cursor,
+            slated,
             reply,
         };
         // An advancer that is gone drops the reply.
@@ -118,6 +138,33 @@ impl Links {
             tracing::info!(
                 shard = self.shard, %id, topic, attempts,
                 "the shard flows again, past the message that had stopped it"
+            );
+        }
+    }
+
+    /// Whether an operator has paused the topic, as far as is known: it is looked at once a second.
+    pub(crate) fn is_paused(&self, topic: &str) -> bool {
+        self.paused.read().unwrap_or_else(PoisonError::into_inner).contains(topic)
+    }
+
+    /// A message is set aside because it is refused. Said aloud at the first of its topic and at each doubling.
+    pub(crate) fn refused(&self, which: Which, topic: &str, cause: Cause, error: &str) {
+        self.metrics.message_refused(cause);
+        if !self.topics.is_news(topic) {
+            return;
+        }
+        let (shard, id, position, advice) = (self.shard, which.id, which.position, refusal::advice(cause));
+        let cause_word = cause.as_str();
+        if cause.may_pass() {
+            tracing::warn!(
+                shard, %id, position, topic, cause = cause_word,
+                "kafka does not take a message, it is parked with what follows of its key, and tried again: {error}; {advice}"
+            );
+        } else {
+            tracing::error!(
+                shard, %id, position, topic, cause = cause_word,
+                "kafka does not take a message, it is dead and what follows of its key waits: {error}; {advice}; then run \
+                 `baton parked requeue {id}`, or discard it"
             );
         }
     }

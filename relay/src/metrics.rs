@@ -25,7 +25,6 @@ use prometheus_client::registry::Registry;
 use tokio::time::Instant;
 
 use crate::fenced::{Fences, Operation};
-use crate::publish::Failure;
 use crate::retention::Skipped;
 use crate::status::Status;
 
@@ -76,6 +75,7 @@ impl Metrics {
         for cause in Cause::refusals().map(Cause::as_str).chain([BROKEN]) {
             drop(metrics.failures.get_or_create(&[("cause", cause)]));
         }
+
         for why in Skipped::WORDS {
             drop(metrics.truncations_skipped.get_or_create(&[("why", why)]));
         }
@@ -87,8 +87,8 @@ impl Metrics {
         );
         registry.register(
             "baton_publish_failures",
-            "Times a shard's producer had to be replaced: Kafka refused a message (which then is tried again, and stops its \
-             shard), or the producer itself failed (producer_broken)",
+            "Attempts at a message that Kafka, or a check before it, refused for the message's own sake, by cause; and times a \
+             shard's producer failed for no message's sake and was replaced (producer_broken)",
             metrics.failures.clone(),
         );
         registry.register_collector(Box::new(FencesCollector(fences)));
@@ -135,13 +135,14 @@ impl Metrics {
         self.published.get()
     }
 
-    /// A producer had to be replaced.
-    pub(crate) fn publish_failed(&self, failure: &Failure) {
-        let cause = match failure {
-            Failure::Refused { cause, .. } => cause.as_str(),
-            Failure::Broken { .. } => BROKEN,
-        };
-        self.failures.get_or_create(&[("cause", cause)]).inc();
+    /// A producer had to be replaced, for no message's sake.
+    pub(crate) fn producer_broke(&self) {
+        self.failures.get_or_create(&[("cause", BROKEN)]).inc();
+    }
+
+    /// A message was refused for its own sake.
+    pub(crate) fn message_refused(&self, cause: Cause) {
+        self.failures.get_or_create(&[("cause", cause.as_str())]).inc();
     }
 
     /// A shard was taken whose lease had run out.

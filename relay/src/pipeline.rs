@@ -2,13 +2,16 @@
 //!
 //! ```text
 //!  reader ──page──▶ in hand ──rows──▶ producer ──reports──▶ window ──prefix──▶ cursor, at most 4 times a second
-//!                      ▲ trust, queue, limits                  └ the first failure ends this life
+//!                      │ ▲ trust, queue, limits                └ the first failure ends this life
+//!                      └─ refused, or behind what waits ──▶ slated ──▶ outbox.parked, by the advance that passes it
 //! ```
 //!
 //! Reading, publishing and advancing overlap. Nothing is handed over after the trust in the lease has ended. Whatever
 //! ends this life, what is not acknowledged is purged, and what Kafka acknowledged without a gap until then is still
 //! written to the cursor where the lease allows. A crash at any point repeats at most what was handed over since the
 //! last durable cursor, and that is at most `publish.in_flight_rows` of a shard: no page is asked for that could exceed it.
+
+mod feed;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,16 +24,18 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use crate::advance::Outcome;
+use crate::aside::Slated;
+use crate::care::{Care, Sure};
 use crate::cursor::Cursor;
 use crate::database;
 use crate::fenced::Operation;
 use crate::flight::Flight;
 use crate::links::{Ended, Links, Order};
 use crate::metrics::InFlight;
-use crate::publish::{Failure, HandOver, Prepared, Publisher};
+use crate::publish::{Failure, Prepared, Publisher};
 use crate::read::{self, Page};
-use crate::route::{Route, Routes};
-use crate::topics::{self, Checked, Seen, Topic};
+use crate::route::Routes;
+use crate::topics::{self, Checked};
 
 /// At most four cursor writes a second and shard, or one for each half of `publish.in_flight_rows` where that is more.
 const ADVANCE_EVERY: Duration = Duration::from_millis(250);
@@ -55,13 +60,29 @@ pub(crate) enum Stop {
     /// The shard is let go.
     Ended(Ended),
     /// The producer must be replaced.
-    Failed {
-        failure: Failure,
-        /// The first message without an acknowledgement, where there is one.
-        which: Option<Which>,
-        /// Rows handed over and not acknowledged, this message included.
-        unacked: usize,
-    },
+    Failed(Failed),
+    /// A message would have to be set aside, and the shard has as many as it may.
+    Full(Full),
+}
+
+/// Why a producer must be replaced.
+#[derive(Debug)]
+pub(crate) struct Failed {
+    pub failure: Failure,
+    /// The first message without an acknowledgement, where there is one.
+    pub which: Option<Which>,
+    /// Those that Kafka refused, this one included.
+    pub refused: Vec<Which>,
+    /// How sure it is that each of them is meant.
+    pub sure: Sure,
+}
+
+/// A message for which there is no room aside.
+#[derive(Debug)]
+pub(crate) struct Full {
+    pub which: Which,
+    pub topic: String,
+    pub cause: Cause,
 }
 
 /// What the next row in hand waits for.
@@ -81,8 +102,10 @@ enum Hold {
 pub(crate) struct Pipeline<'a> {
     links: &'a Links,
     publisher: Arc<Publisher>,
-    /// Rows to hand over one at a time, after a refusal that may have been meant for their batch.
-    careful: usize,
+    /// Who is suspected, and who is to be set aside.
+    care: &'a mut Care,
+    /// How many suspects are in flight, with nothing else.
+    group: Option<usize>,
     /// The durable cursor, and how many of this producer's rows that covers.
     durable: (u64, Cursor),
     /// The cursor after the last page that is acknowledged whole.
@@ -106,17 +129,24 @@ pub(crate) struct Pipeline<'a> {
     /// A topic that the broker is asked about.
     checking: Option<JoinHandle<Checked>>,
     routes: Routes,
-    refused: Option<(Failure, Which)>,
+    /// Rows that go aside and that the durable cursor does not cover, with their numbers.
+    slated: VecDeque<(u64, Slated)>,
+    /// The numbers of those that the metrics do not know of.
+    aside_numbers: VecDeque<u64>,
+    failed: Option<(Failure, Which)>,
+    full: Option<Full>,
     hold: Hold,
     drain_until: Option<Instant>,
 }
 
 impl<'a> Pipeline<'a> {
-    pub(crate) fn new(links: &'a Links, publisher: Publisher, durable: Cursor, careful: usize) -> Self {
+    pub(crate) fn new(links: &'a Links, publisher: Publisher, durable: Cursor, care: &'a mut Care) -> Self {
+        links.aside.begin();
         Self {
             links,
             publisher: Arc::new(publisher),
-            careful,
+            care,
+            group: None,
             durable: (0, durable.clone()),
             settled: durable.clone(),
             ahead: durable.clone(),
@@ -133,7 +163,10 @@ impl<'a> Pipeline<'a> {
             look: ADVANCE_FIRST,
             checking: None,
             routes: Routes::default(),
-            refused: None,
+            slated: VecDeque::new(),
+            aside_numbers: VecDeque::new(),
+            failed: None,
+            full: None,
             hold: Hold::Nothing,
             drain_until: None,
         }
@@ -160,21 +193,34 @@ impl<'a> Pipeline<'a> {
             stop = Stop::Ended(ended);
         }
         let (publisher, durable) = (self.publisher, self.durable.1);
-        self.links.destroying.destroy(publisher, matches!(stop, Stop::Failed { .. })).await;
+        self.links.destroying.destroy(publisher, matches!(stop, Stop::Failed(_))).await;
         Ok((stop, durable))
     }
 
-    /// A refusal that was reported behind the error that ended this life, once all reports are in: it names the message.
+    /// What is known of a failure once all reports are in: whom Kafka refused, also where that was reported behind the error
+    /// that ended this life.
     fn named(&self, stop: Stop) -> Stop {
-        let refused = self.publisher.reports().window().failure().cloned();
-        match (stop, refused) {
-            (Stop::Failed { failure: Failure::Broken { .. }, unacked, .. }, Some((number, failure)))
-                if matches!(failure, Failure::Refused { .. }) =>
-            {
-                Stop::Failed { failure, which: self.which(number), unacked }
-            }
-            (stop, _) => stop,
+        let Stop::Failed(mut failed) = stop else { return stop };
+        let (first, all, is_told_apart) = {
+            let window = self.publisher.reports().window();
+            (window.failure().cloned(), window.failed().to_vec(), window.is_told_apart())
+        };
+        if let Some((number, failure @ Failure::Refused { .. })) = first {
+            (failed.which, failed.failure) = (self.which(number), failure);
         }
+        let Failure::Refused { cause, .. } = failed.failure else { return Stop::Failed(failed) };
+        let is_same =
+            |failure: &Failure| matches!(failure, Failure::Refused { cause: other, .. } if *other == cause);
+        failed.refused = all
+            .iter()
+            .filter(|(_, failure)| is_same(failure))
+            .filter_map(|(number, _)| self.which(*number))
+            .collect();
+        // A batch of one, or one whose others were told otherwise.
+        if failed.refused.len() == 1 || is_told_apart && cause == Cause::InvalidRecord {
+            failed.sure = Sure::Exactly;
+        }
+        Stop::Failed(failed)
     }
 
     async fn follow(&mut self) -> Result<Stop, database::Error> {
@@ -198,19 +244,18 @@ impl<'a> Pipeline<'a> {
                 return Ok(Stop::Ended(Ended::Distrusted));
             }
             if let Some((number, failure)) = failure {
-                return Ok(Stop::Failed { failure, which: self.which(number), unacked });
+                return Ok(self.fails(failure, self.which(number)));
             }
             if let Some(error) = reports.fatal() {
-                return Ok(Stop::Failed {
-                    failure: Failure::Broken { error },
-                    which: self.which(prefix),
-                    unacked,
-                });
+                return Ok(self.fails(Failure::Broken { error }, self.which(prefix)));
             }
-            if unacked == 0
-                && let Some((failure, which)) = self.refused.take()
-            {
-                return Ok(Stop::Failed { failure, which: Some(which), unacked: 1 });
+            if unacked == 0 {
+                if let Some((failure, which)) = self.failed.take() {
+                    return Ok(self.fails(failure, Some(which)));
+                }
+                if let Some(full) = self.full.take() {
+                    return Ok(Stop::Full(full));
+                }
             }
             match self.drain_until {
                 Some(until) if unacked == 0 || now >= until => return Ok(Stop::Ended(Ended::Drained)),
@@ -222,6 +267,8 @@ impl<'a> Pipeline<'a> {
                     self.ask_for_more().await;
                 }
             }
+            // What was slated is settled without a report.
+            let prefix = reports.window().prefix();
             #[cfg(feature = "plants")]
             if unacked == 0 && self.in_hand.is_empty() && prefix > self.durable.0 && self.room().is_none() {
                 self.links.hold(crate::hold::Point::P4).await;
@@ -244,11 +291,15 @@ impl<'a> Pipeline<'a> {
                         self.advanced();
                         #[cfg(feature = "plants")]
                         self.links.hold(crate::hold::Point::P6).await;
+                        #[cfg(feature = "plants")]
+                        if self.links.aside.is_occupied() {
+                            self.links.hold(crate::hold::Point::K2).await;
+                        }
                     }
                     Some(Outcome::Fenced) => return Ok(Stop::Ended(self.links.fenced(Operation::Advance))),
                     None => return Ok(Stop::Ended(Ended::Abandoned)),
                 },
-                checked = topics::checked(&mut self.checking) => self.topic_checked(checked)?,
+                checked = topics::checked(&mut self.checking) => self.topic_checked(checked),
                 () = reports.changed.notified() => self.reported(),
                 () = until(advance_at) => {}
                 () = until(again_at) => {}
@@ -258,6 +309,10 @@ impl<'a> Pipeline<'a> {
                 changed = trust.changed() => if changed.is_err() { return Ok(Stop::Ended(Ended::Abandoned)) },
             }
         }
+    }
+
+    fn fails(&self, failure: Failure, which: Option<Which>) -> Stop {
+        Stop::Failed(Failed { failure, which, refused: Vec::new(), sure: Sure::Among })
     }
 
     /// Takes a page in hand. The next one may be read meanwhile.
@@ -277,6 +332,7 @@ impl<'a> Pipeline<'a> {
             read: page.read,
             first,
             rows: Vec::new(),
+            is_sent: false,
             bytes: page.bytes,
         });
         self.in_hand =
@@ -288,117 +344,6 @@ impl<'a> Pipeline<'a> {
     fn in_page(&self) -> crate::hold::InPage {
         let handed_over = self.flights.back().map_or(0, |flight| flight.rows.len());
         crate::hold::InPage { handed_over, in_hand: self.in_hand.len() }
-    }
-
-    fn can_feed(&self) -> bool {
-        #[cfg(feature = "plants")]
-        if self.links.holds_rest_of(self.in_page()) {
-            return false;
-        }
-        self.refused.is_none()
-            && match self.hold {
-                Hold::Nothing => true,
-                Hold::Full | Hold::Unknown => false,
-                Hold::After(number) => self.publisher.reports().window().is_acked(number),
-                Hold::All => self.publisher.reports().window().in_flight() == 0,
-            }
-    }
-
-    /// A report came in, so the producer has room.
-    fn reported(&mut self) {
-        if self.hold == Hold::Full {
-            self.hold = Hold::Nothing;
-        }
-    }
-
-    /// Hands over what is in hand, as far as it may go and the producer takes it.
-    fn feed(&mut self, now: Instant, trusted_until: Instant) -> Result<(), database::Error> {
-        if self.in_hand.is_empty() || !self.can_feed() {
-            return Ok(());
-        }
-        self.hold = Hold::Nothing;
-        // Of the row before: most often this one's too.
-        let mut known: Option<(String, Topic)> = None;
-        for number in 0.. {
-            if number % FEED_CHUNK == 0 && Instant::now() >= trusted_until {
-                break;
-            }
-            #[cfg(feature = "plants")]
-            if self.links.holds_rest_of(self.in_page()) {
-                break;
-            }
-            let Some(Prepared { row, headers }) = self.in_hand.front_mut() else { break };
-            let topic = row.topic()?;
-            if known.as_ref().is_none_or(|(name, _)| name != topic) {
-                let found = self.links.topics.get(topic, now);
-                if found.is_none_or(|found| found.stale) && self.checking.is_none() {
-                    self.checking = Some(topics::check(&self.publisher, topic));
-                }
-                known = found.map(|found| (topic.to_owned(), found));
-            }
-            let Some((topic, Topic { partitions, .. })) = &known else {
-                self.hold = Hold::Unknown;
-                break;
-            };
-            let (which, key) = (Which { id: row.id, position: row.position }, row.key()?);
-            let acked = |number| self.publisher.reports().window().is_acked(number);
-            let partition = match self.routes.route(topic, *partitions, key, now, acked) {
-                Route::To(partition) => Some(partition),
-                Route::Any => None,
-                // librdkafka, handed rows of a topic that it has not met, may take a second until it asks for itself.
-                Route::Unmet => {
-                    if self.checking.is_none() {
-                        self.checking = Some(topics::check(&self.publisher, topic));
-                    }
-                    self.hold = Hold::Unknown;
-                    break;
-                }
-                Route::After(number) => {
-                    self.publisher.reports().window().wait_for(number);
-                    self.hold = Hold::After(number);
-                    break;
-                }
-                Route::Resized { .. } if self.publisher.reports().window().in_flight() > 0 => {
-                    self.hold = Hold::All;
-                    break;
-                }
-                Route::Resized { from, to } => {
-                    tracing::warn!(
-                        shard = self.links.shard,
-                        topic,
-                        "the topic had {from} partitions and has {to}: keys move to other partitions, where readers \
-                         may take later messages before earlier ones; all earlier ones are acknowledged"
-                    );
-                    self.routes.resize(topic, to);
-                    continue;
-                }
-            };
-            match self.publisher.hand_over(row, headers, topic, key, partition)? {
-                HandOver::Taken(number) => {
-                    if let Some(partition) = partition {
-                        self.routes.gone(topic, partition, number, now);
-                    }
-                    self.in_hand.pop_front();
-                    if let Some(flight) = self.flights.back_mut() {
-                        flight.rows.push(which);
-                    }
-                    if self.careful > 0 {
-                        self.careful -= 1;
-                        self.hold = Hold::All;
-                        break;
-                    }
-                }
-                HandOver::Full => {
-                    self.hold = Hold::Full;
-                    break;
-                }
-                HandOver::Failed(failure) => {
-                    self.refused = Some((failure, which));
-                    break;
-                }
-            }
-        }
-        Ok(())
     }
 
     /// Rows handed over that the durable cursor does not cover: what a crash now would repeat.
@@ -423,7 +368,8 @@ impl<'a> Pipeline<'a> {
     /// Asks for the next page once there is room for a good part of one.
     async fn ask_for_more(&mut self) {
         let settings = &self.links.settings;
-        if self.reading.is_some() || !self.in_hand.is_empty() || self.refused.is_some() {
+        if self.reading.is_some() || !self.in_hand.is_empty() || self.failed.is_some() || self.full.is_some()
+        {
             return;
         }
         let Some(rows) = self.room() else { return };
@@ -445,7 +391,12 @@ impl<'a> Pipeline<'a> {
 
     /// Lets go of pages that are acknowledged whole.
     fn settle(&mut self, prefix: u64) {
-        self.links.metrics.published(prefix.saturating_sub(self.counted));
+        let mut aside = 0;
+        while self.aside_numbers.front().is_some_and(|number| *number < prefix) {
+            self.aside_numbers.pop_front();
+            aside += 1;
+        }
+        self.links.metrics.published(prefix.saturating_sub(self.counted).saturating_sub(aside));
         self.counted = prefix;
         while let Some(flight) = self.flights.front() {
             let complete = self.flights.len() > 1 || self.in_hand.is_empty();
@@ -458,8 +409,11 @@ impl<'a> Pipeline<'a> {
             }
             self.bytes = self.bytes.saturating_sub(flight.bytes.bytes());
             let age = flight.clock.age(flight.created_ms, Instant::now());
-            if let Some(age) = age.filter(|_| !flight.rows.is_empty()) {
+            if let Some(age) = age.filter(|_| flight.is_sent) {
                 self.links.metrics.acknowledged(age);
+            }
+            if !self.care.is_idle() {
+                flight.rows.iter().for_each(|which| self.care.settled(which.position));
             }
             self.flights.pop_front();
         }
@@ -501,14 +455,32 @@ impl<'a> Pipeline<'a> {
         }
         self.advance_due = now + self.pace;
         self.pace = (self.pace * 2).min(ADVANCE_EVERY);
-        self.advance_to = (prefix, self.acked(prefix));
-        self.advancing = Some(self.links.advance(self.advance_to.1.clone()).await);
+        self.advancing = Some(self.advance(prefix).await);
         None
+    }
+
+    /// Asks for the cursor of this prefix, and for what it passes over to be set aside with it.
+    async fn advance(&mut self, prefix: u64) -> oneshot::Receiver<Outcome> {
+        self.advance_to = (prefix, self.acked(prefix));
+        let slated: Vec<Slated> = self
+            .slated
+            .iter()
+            .take_while(|(number, _)| *number < prefix)
+            .map(|(_, slated)| slated.clone())
+            .collect();
+        #[cfg(feature = "plants")]
+        if !slated.is_empty() {
+            self.links.hold(crate::hold::Point::K1).await;
+        }
+        self.links.advance(self.advance_to.1.clone(), slated).await
     }
 
     /// The durable cursor is what was asked for.
     fn advanced(&mut self) {
         self.durable = self.advance_to.clone();
+        let written = self.slated.iter().take_while(|(number, _)| *number < self.durable.0).count();
+        let written: Vec<_> = self.slated.drain(..written).map(|(_, slated)| slated).collect();
+        self.links.aside.written(written.iter());
         #[cfg(feature = "plants")]
         self.links.remember(&self.durable.1);
         self.links.confirmed.advanced(self.links.shard, self.durable.1.position);
@@ -526,44 +498,10 @@ impl<'a> Pipeline<'a> {
                 }
             }
             if prefix > self.durable.0 {
-                self.advance_to = (prefix, self.acked(prefix));
-                self.advancing = Some(self.links.advance(self.advance_to.1.clone()).await);
+                self.advancing = Some(self.advance(prefix).await);
             }
         }
         None
-    }
-
-    fn topic_checked(&mut self, Checked { topic, seen }: Checked) -> Result<(), database::Error> {
-        if self.hold == Hold::Unknown {
-            self.hold = Hold::Nothing;
-        }
-        match seen {
-            Ok(Seen::Partitions(partitions)) => {
-                self.links.topics.learn(&topic, partitions);
-                self.routes.meet(&topic, partitions);
-            }
-            Ok(Seen::Refused(cause)) => {
-                self.links.topics.forget(&topic);
-                // Found while rows of other topics were in hand: the next row of it asks again.
-                let Some(Prepared { row, .. }) = self.in_hand.front() else { return Ok(()) };
-                if row.topic()? == topic {
-                    let which = Which { id: row.id, position: row.position };
-                    let error = match cause {
-                        Cause::UnknownTopic => format!("topic {topic} does not exist"),
-                        _ => format!("the broker does not show topic {topic} to this relay"),
-                    };
-                    self.refused = Some((Failure::Refused { topic, cause, error }, which));
-                }
-            }
-            Err(error) => {
-                tracing::warn!(
-                    shard = self.links.shard,
-                    topic,
-                    "kafka does not say whether the topic exists, asking again: {error}"
-                );
-            }
-        }
-        Ok(())
     }
 }
 

@@ -97,6 +97,7 @@ impl ProducerContext for Context {
             match result {
                 Ok(_) => window.ack(number as u64),
                 Err((error, _)) if is_purge(error) => window.purged(),
+                Err((error, _)) if is_beside(error) => window.beside(),
                 Err((error, message)) => {
                     let bytes = || refusal::bytes(message.key(), message.payload(), message.headers());
                     window.fail(number as u64, Failure::of(error, message.topic(), bytes));
@@ -115,6 +116,11 @@ impl ProducerContext for Context {
 /// librdkafka threw the row away because of another's failure, which is reported on its own.
 fn is_purge(error: &KafkaError) -> bool {
     matches!(error.rdkafka_error_code(), Some(RDKafkaErrorCode::PurgeQueue | RDKafkaErrorCode::PurgeInflight))
+}
+
+/// The broker named another row of the batch, which is reported on its own.
+fn is_beside(error: &KafkaError) -> bool {
+    error.rdkafka_error_code() == Some(RDKafkaErrorCode::InvalidDifferentRecord)
 }
 
 /// The answer to handing over one row.

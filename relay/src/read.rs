@@ -65,6 +65,12 @@ impl Row {
         Records::of(value).map(|record| Self::of(&page, value, record.map_err(unexpected)?)).collect()
     }
 
+    /// The rows of a page none of which is only announced.
+    pub(crate) fn whole(page: PgRow) -> Result<Vec<Self>, Error> {
+        let rows = Self::all(page)?.into_iter();
+        Ok(rows.filter_map(|shown| if let Shown::Whole(row) = shown { Some(row) } else { None }).collect())
+    }
+
     fn of(page: &Arc<PgRow>, value: &[u8], fields: [Place; 9]) -> Result<Shown, Error> {
         let [position, id, created_at, topic, key, idempotency_key, r#type, payload, headers] = fields;
         let position = i64::from_be_bytes(fixed(position, value)?);

@@ -11,11 +11,11 @@ use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
 use rdkafka::message::Headers;
 use tokio::time::timeout;
 
-use crate::links::Destroying;
+use crate::links::{Destroying, Links};
 use crate::reach::Quiet;
 use crate::settings::Settings;
 
-/// How long the broker may take to say what a topic allows. The shard waits anyway, with nothing in flight.
+/// How long the broker may take to say what a topic allows. The shard waits for it, with nothing in flight.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The setting of a topic that bounds a message.
@@ -30,8 +30,8 @@ pub(crate) fn cause(code: RDKafkaErrorCode) -> Option<Cause> {
         E::UnknownTopic | E::UnknownTopicOrPartition => Some(Cause::UnknownTopic),
         E::InvalidTopic => Some(Cause::InvalidTopic),
         E::TopicAuthorizationFailed => Some(Cause::NotAuthorized),
-        // The last is what a good record is told whose batch holds a bad one.
-        E::InvalidRecord | E::InvalidTimestamp | E::InvalidDifferentRecord => Some(Cause::InvalidRecord),
+        // A good record whose batch holds a bad one is told otherwise: InvalidDifferentRecord.
+        E::InvalidRecord | E::InvalidTimestamp => Some(Cause::InvalidRecord),
         _ => None,
     }
 }
@@ -57,13 +57,20 @@ pub(crate) fn advice(cause: Cause) -> &'static str {
 pub(crate) fn words(error: &KafkaError, cause: Cause, bytes: impl FnOnce() -> usize) -> String {
     match cause {
         Cause::TooLarge => {
-            format!(
-                "{error}: the message has {} bytes (key, payload and headers, before compression)",
-                bytes()
-            )
+            format!("{error}: {}", of_size(bytes()))
         }
         _ => error.to_string(),
     }
+}
+
+/// How large a message is, in words.
+pub(crate) fn of_size(bytes: usize) -> String {
+    format!("the message has {bytes} bytes (key, payload and headers, before compression)")
+}
+
+/// What its topic takes, in words.
+pub(crate) fn allows(limit: impl std::fmt::Display) -> String {
+    format!("its topic takes batches of at most {limit} bytes ({LIMIT})")
 }
 
 /// How large a record is: its key, its payload, names and values of its headers.
@@ -77,16 +84,25 @@ pub(crate) fn bytes(key: Option<&[u8]>, payload: Option<&[u8]>, headers: Option<
     length(key) + length(payload) + headers
 }
 
-/// What the topic allows, in words that follow those on the message's size.
-pub(crate) async fn allowed(settings: &Settings, topic: &str, destroying: &Destroying) -> String {
-    match limit(settings, topic, destroying).await {
-        Some(limit) => format!("its topic takes batches of at most {limit} bytes ({LIMIT})"),
-        None => format!("what its topic allows is unknown, the broker does not tell {LIMIT}"),
+/// A refusal in full. Of a message that is too large: what its topic takes, which is remembered for what comes next.
+pub(crate) async fn in_full(links: &Links, topic: &str, cause: Cause, error: String) -> String {
+    if cause != Cause::TooLarge {
+        return error;
+    }
+    match limit(&links.settings, topic, &links.destroying).await {
+        Some(limit) => {
+            // Compressed, a message that is larger may pass.
+            if !links.settings.compresses() {
+                links.topics.limited(topic, limit);
+            }
+            format!("{error}; {}", allows(limit))
+        }
+        None => format!("{error}; what its topic allows is unknown, the broker does not tell {LIMIT}"),
     }
 }
 
-/// Asks the broker for the topic's limit, by a client of its own: it happens when a shard stands still, not in its way.
-async fn limit(settings: &Settings, topic: &str, destroying: &Destroying) -> Option<u64> {
+/// Asks the broker for the topic's limit, by a client of its own. `None`: the broker does not tell.
+async fn limit(settings: &Settings, topic: &str, destroying: &Destroying) -> Option<usize> {
     let created: KafkaResult<AdminClient<Quiet>> = settings.client_config().create_with_context(Quiet);
     let client = created.ok()?;
     let options = AdminOptions::new().request_timeout(Some(PATIENCE));

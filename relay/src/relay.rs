@@ -30,6 +30,7 @@ use crate::reach::{self, Unreachable};
 use crate::session::{self, Closed, Process};
 use crate::stopped::{Stopped, StoppedShards};
 use crate::topics::Topics;
+use crate::until_empty::SetAside;
 use crate::{Settings, database, http, settings};
 
 /// How long database and broker may take to appear when the relay starts.
@@ -46,7 +47,7 @@ const LONG_SESSION: Duration = Duration::from_secs(30);
 pub enum Until {
     /// Only when it is told to.
     Shutdown,
-    /// Once everything that was committed and visible at the start is published, by whichever relay.
+    /// Once everything that was committed and visible at the start is published or set aside, by whichever relay.
     Empty,
 }
 
@@ -58,6 +59,8 @@ pub struct Summary {
     pub published: u64,
     /// The messages that hold their shards up, by shard. Empty unless it ended by [`Until::Empty`] with only these left.
     pub stopped: BTreeMap<i16, Stopped>,
+    /// What is set aside of the whole outbox. None unless it ended by [`Until::Empty`] with everything else published.
+    pub set_aside: SetAside,
     /// It was told to end, whatever is left.
     pub is_interrupted: bool,
 }
@@ -242,9 +245,10 @@ fn between_sessions(settings: &Settings) -> retry::Policy {
 
 fn summary(process: &Process, closed: Closed) -> Summary {
     let is_interrupted = closed == Closed::Shutdown;
-    let stopped = match closed {
-        Closed::OnlyStopped(stopped) => stopped,
-        Closed::Shutdown | Closed::Emptied => BTreeMap::new(),
+    let (stopped, set_aside) = match closed {
+        Closed::OnlyStopped(stopped) => (stopped, SetAside::default()),
+        Closed::Emptied(set_aside) => (BTreeMap::new(), set_aside),
+        Closed::Shutdown => (BTreeMap::new(), SetAside::default()),
     };
-    Summary { published: process.metrics.published_total(), stopped, is_interrupted }
+    Summary { published: process.metrics.published_total(), stopped, set_aside, is_interrupted }
 }

@@ -12,6 +12,9 @@
 //!            └─▶ not consumed, kept, locked: again after a growing delay ──┘
 //! ```
 //!
+//! With each milestone it also takes away what was parked and is settled, once that is `park.keep` old, and gives up what is dead,
+//! where `park.dead_for` is set.
+//!
 //! Every relay does this, whatever shards it holds, and whoever comes second finds an empty leaf or the other's lock.
 //! The connection is its own, so that a look never stands before a lease or a page, and is closed when nothing is due for a
 //! while. Nothing here ends a session: when it fails, space stays taken, and that is said. Milestones are durable cursors with a time;
@@ -186,12 +189,46 @@ async fn turn(
     let look = look(connection).await?;
     missed.turned(connection, look.slot).await?;
     write_milestone(connection, milestone_every(look.period)).await?;
+    sweep(connection, settings).await?;
     let outcome = match look.stands {
         _ if !look.has_rows => Outcome::Empty,
         Some(stands) => Outcome::Skipped(stands),
         None => truncate(connection, look.slot).await?,
     };
     Ok((look, outcome))
+}
+
+/// Most rows that one statement takes away from among what was set aside.
+const SWEPT: i64 = 1_000;
+
+/// What was set aside and is settled goes after a while; what is dead is given up, where that is set.
+async fn sweep(connection: &mut PgConnection, settings: &Settings) -> Result<(), Error> {
+    let millis = |age: Duration| i64::try_from(age.as_millis()).unwrap_or(i64::MAX);
+    if let Some(age) = settings.park_dead_for {
+        loop {
+            let asked = sqlx::query_scalar(include_str!("../queries/parked_expire.sql"))
+                .bind(millis(age))
+                .bind(SWEPT)
+                .fetch_optional(&mut *connection);
+            let expired: Option<i64> =
+                answer("discarding what has been dead for long", PATIENCE, asked).await?;
+            let Some(messages) = expired else { break };
+            tracing::warn!(
+                messages,
+                "parked messages were dead for longer than park.dead_for, they are discarded"
+            );
+        }
+    }
+    loop {
+        let asked = sqlx::query(include_str!("../queries/parked_sweep.sql"))
+            .bind(millis(settings.park_keep))
+            .bind(SWEPT)
+            .execute(&mut *connection);
+        let swept = answer("sweeping what was parked", PATIENCE, asked).await?.rows_affected();
+        if i64::try_from(swept).unwrap_or(i64::MAX) < SWEPT {
+            return Ok(());
+        }
+    }
 }
 
 fn tell(metrics: &Metrics, slot: i16, outcome: Outcome) {

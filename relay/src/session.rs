@@ -4,6 +4,7 @@
 //!            ┌─ renewer ── every TTL/3, its own connection ──▶ trust of each shard
 //!  session ──┼─ reader ─── pages for all shards
 //!            ├─ advancer ─ cursors of all shards
+//!            ├─ parked ─── what is set aside, a connection once there is something
 //!            ├─ retention ─ leaves in turn, a connection when one is due
 //!            └─ this task: overview four times a second, and when another's lease ends ─▶ claim │ drain ─▶ release
 //! ```
@@ -15,7 +16,7 @@
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
 use baton_protocol::envelope::Envelope;
@@ -26,23 +27,27 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior};
 use uuid::Uuid;
 
+use crate::aside::Aside;
 use crate::budget::Budget;
 use crate::database::{self, Error, Outbox};
 use crate::fenced::{Fences, Operation};
 use crate::health::{Beat, Health};
 use crate::lease::{self, Claimed, Free, Released};
-use crate::links::{Destroying, Ended, Links, Order};
+use crate::links::{Destroying, Ended, Links, Order, Paused};
 use crate::metrics::Metrics;
 use crate::namesake::Namesake;
 use crate::settings::Settings;
 use crate::stopped::{self, Stopped, StoppedShards};
 use crate::tail::Confirmed;
 use crate::topics::Topics;
-use crate::until_empty::{Progress, Target};
-use crate::{advance, read, retention, shard};
+use crate::until_empty::{Progress, SetAside, Target};
+use crate::{advance, parked, read, retention, shard, status};
 
 /// How often to look for shards to take or to give; sooner where a lease of another relay is about to run out.
 const OVERVIEW_EVERY: Duration = Duration::from_millis(250);
+
+/// How often to look for topics that were paused or resumed.
+const PAUSED_EVERY: Duration = Duration::from_secs(1);
 
 /// How long after the end of a lease to look: the leases that one renewal extended end within it.
 const JUST_AFTER: Duration = Duration::from_millis(10);
@@ -81,8 +86,8 @@ pub(crate) struct Process {
 pub(crate) enum Closed {
     /// Asked to stop, and everything was handed back.
     Shutdown,
-    /// Everything that had to be published is.
-    Emptied,
+    /// Everything that had to be published is, or is set aside: so much of the outbox's.
+    Emptied(SetAside),
     /// Only shards that these refused messages have stopped are left.
     OnlyStopped(BTreeMap<i16, Stopped>),
 }
@@ -125,6 +130,9 @@ struct Session<'a> {
     advances: mpsc::Sender<advance::Request>,
     /// What stops a shard, to be written down through this session's connection.
     stops: (mpsc::Sender<stopped::Report>, mpsc::Receiver<stopped::Report>),
+    parked: mpsc::Sender<parked::Request>,
+    paused: Paused,
+    paused_looked: Instant,
     closing: Option<Closed>,
 }
 
@@ -175,8 +183,12 @@ where
         pace,
     ));
     services.spawn(advance::run(advancing, advance_requests, Arc::clone(&settings), ADVANCE_PATIENCE));
+    let (parked, parked_requests) = mpsc::channel(usize::from(outbox.shards.unsigned_abs()).max(1));
+    services.spawn(parked::run(parked_requests, Arc::clone(&settings)));
     services.spawn(retention::run(Arc::clone(&settings), Arc::clone(&process.metrics)));
 
+    // Before the first row is read.
+    let paused = Paused::new(RwLock::new(parked::paused(&mut connection, patience).await?));
     let source = settings.source.clone().unwrap_or_else(|| format!("/{}", outbox.database));
     let envelope = Arc::new(Envelope::cloud_events(&source, &settings.content_type, settings.ce_time));
     let mut session = Session {
@@ -192,6 +204,9 @@ where
         reads,
         advances,
         stops,
+        parked,
+        paused,
+        paused_looked: Instant::now(),
         closing: None,
     };
     let ended = session.follow(&mut services, shutdown).await;
@@ -229,6 +244,7 @@ impl Session<'_> {
                 Some(report) = self.stops.1.recv() => self.write_stop(&report).await?,
                 () = shutdown.as_mut(), if self.closing.is_none() => self.close(Closed::Shutdown).await?,
                 () = tokio::time::sleep_until(look_at), if self.closing.is_none() => {
+                    self.look_at_paused().await?;
                     let next_expiry = self.share().await?;
                     look_at = Instant::now()
                         + next_expiry.map_or(OVERVIEW_EVERY, |left| OVERVIEW_EVERY.min(left + JUST_AFTER));
@@ -251,6 +267,22 @@ impl Session<'_> {
         }
         *self.has_left.lock().await = true;
         lease::say_farewell(&mut self.connection, &self.process.settings.owner, self.patience).await
+    }
+
+    /// Looks, once a second, at which topics operators have paused.
+    async fn look_at_paused(&mut self) -> Result<(), Error> {
+        let now = Instant::now();
+        if now.saturating_duration_since(self.paused_looked) < PAUSED_EVERY {
+            return Ok(());
+        }
+        self.paused_looked = now;
+        let paused = parked::paused(&mut self.connection, self.patience).await?;
+        let mut known = self.paused.write().unwrap_or_else(PoisonError::into_inner);
+        if *known != paused {
+            tracing::info!(?paused, "the topics that are paused have changed");
+            *known = paused;
+        }
+        Ok(())
     }
 
     /// Takes back the shards that the lease table still gives to this process.
@@ -335,6 +367,7 @@ impl Session<'_> {
         // Before the cursor is read: should that fail, the next session may take back what this one has just won.
         self.process.generations.insert(free.shard, generation);
         let cursor = lease::durable_cursor(&mut self.connection, free.shard, self.patience).await?;
+        let loaded = parked::load(&mut self.connection, free.shard, self.patience).await?;
         #[cfg(feature = "plants")]
         let cursor = crate::plant::recalled(&settings, free.shard, cursor);
         if free.expired_owner.is_some() {
@@ -361,6 +394,9 @@ impl Session<'_> {
             reads: self.reads.clone(),
             advances: self.advances.clone(),
             stops: self.stops.0.clone(),
+            parked: self.parked.clone(),
+            aside: Aside::new(&loaded),
+            paused: Arc::clone(&self.paused),
             fences: Arc::clone(&self.process.fences),
             destroying: Arc::clone(&self.destroying),
             confirmed: Arc::clone(&self.process.confirmed),
@@ -448,7 +484,9 @@ impl Session<'_> {
         stopped.extend(self.process.stopped.lock().unwrap_or_else(PoisonError::into_inner).clone());
         let shards: Vec<i16> = stopped.keys().copied().collect();
         Ok(match target.progress(&mut self.connection, &shards, self.patience).await? {
-            Progress::Empty => Some(Closed::Emptied),
+            Progress::Empty => {
+                Some(Closed::Emptied(SetAside::of(&status::parked(&mut self.connection).await?)))
+            }
             Progress::OnlyStopped => Some(Closed::OnlyStopped(stopped)),
             Progress::Waiting => None,
         })

@@ -7,10 +7,11 @@ mod listen;
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::time::Duration;
 
 use baton_protocol::lease::{self, Terms};
+use baton_protocol::retry;
 use rdkafka::ClientConfig;
 
 pub use listen::Listen;
@@ -50,6 +51,20 @@ pub struct Settings {
     pub in_flight_bytes: NonZeroUsize,
     /// The same over all shards of this relay. Default 48 MiB.
     pub in_flight_bytes_total: NonZeroUsize,
+    /// How often a message is tried that Kafka refuses for a cause that may pass, the first time included, until it is dead.
+    /// Default 10.
+    pub park_attempts: NonZeroU32,
+    /// The longest wait before the second attempt; doubled before each further one. At least 1 ms, default 500 ms.
+    pub park_base: Duration,
+    /// What that never exceeds. At most 365 days, default 5 min.
+    pub park_cap: Duration,
+    /// Most messages of a shard that are set aside; then the shard stops. Those of a paused topic do not count. Default 10,000.
+    pub park_rows: NonZeroUsize,
+    /// For how long a message that was set aside and is published or discarded stays to be asked about. Default 7 days. Looked at
+    /// eight times a slot period.
+    pub park_keep: Duration,
+    /// For how long a message may be dead; then it is discarded. Default: for ever.
+    pub park_dead_for: Option<Duration>,
     /// How long a drain (at shutdown or when a shard is handed over) waits for acknowledgements. Default 5 s.
     pub drain_deadline: Duration,
     /// Where `/livez`, `/readyz`, `/metrics` and `/api/status` are served. Default `127.0.0.1:9464`. Nowhere by a relay that
@@ -91,6 +106,12 @@ impl Default for Settings {
             in_flight_rows: nz(20_000),
             in_flight_bytes: nz(16 << 20),
             in_flight_bytes_total: nz(48 << 20),
+            park_attempts: NonZeroU32::new(10).unwrap_or(NonZeroU32::MIN),
+            park_base: retry::Policy::default().base,
+            park_cap: retry::Policy::default().cap,
+            park_rows: nz(10_000),
+            park_keep: Duration::from_secs(7 * 24 * 3600),
+            park_dead_for: None,
             drain_deadline: Duration::from_secs(5),
             http_listen: Listen::default(),
             #[cfg(feature = "plants")]
@@ -240,6 +261,11 @@ impl Settings {
             "publish.in_flight_rows",
             "must be at most 1,000,000".into(),
         )?;
+        self.park_policy().validate().map_err(|error| {
+            let key = if matches!(error, retry::Error::Base) { "park.base" } else { "park.cap" };
+            Error::Range { key, reason: error.to_string() }
+        })?;
+        range(self.park_base <= self.park_cap, "park.cap", "must not be below park.base".into())?;
         range(!self.content_type.is_empty(), "relay.content_type", "must not be empty".into())?;
         range(
             self.source.as_deref().is_none_or(|s| (1..=512).contains(&s.len())),
@@ -262,6 +288,17 @@ impl Settings {
     /// The lease's lengths. They agree once [`validate`](Self::validate) has passed, without which no relay starts.
     pub(crate) fn terms(&self) -> Terms {
         Terms::new(self.lease_ttl, Some(self.lease_margin)).unwrap_or_default()
+    }
+
+    /// The waits of a message that is set aside and tried again.
+    pub(crate) fn park_policy(&self) -> retry::Policy {
+        retry::Policy { base: self.park_base, factor: 2.0, cap: self.park_cap }
+    }
+
+    /// Whether librdkafka compresses: then what a message has on the wire is not known before.
+    pub(crate) fn compresses(&self) -> bool {
+        let set = ["compression.type", "compression.codec"].map(|name| self.kafka_properties.get(name));
+        set.into_iter().flatten().any(|value| value.trim() != "none")
     }
 
     /// After how long the broker is asked again how many partitions a topic has: librdkafka's

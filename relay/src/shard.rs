@@ -6,124 +6,139 @@
 //!                  └─ drained │ fenced │ trust ended │ abandoned ─▶ let go
 //! ```
 //!
-//! A message that Kafka refuses for its own sake stops its shard: an ERROR says which and what to do, and it is tried
-//! again with growing delays, so that the shard flows once the operator has mended the cause. Nothing is skipped. The ERROR comes
-//! at the first refusal, when the cause is another, and at every doubling of the attempts; an INFO when the shard flows again.
+//! A message that Kafka refuses for its own sake goes aside, with what follows of its key (`aside`, `care`); the rest flows. What is
+//! aside is tried again beside all this (`retrier`). Only when as much is aside as may be (`park.rows`), the shard stops: an ERROR
+//! says so, and it goes on once there is room. The ERROR comes at the first time, when the cause is another, and at every
+//! doubling; an INFO when the shard flows again. Nothing is skipped.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use baton_protocol::lifecycle::message::Cause;
 use baton_protocol::retry;
+use tokio::sync::watch;
 use tokio::time::Instant;
 
+use crate::care::{Care, Sure};
 use crate::cursor::Cursor;
 use crate::database;
 use crate::links::{Ended, Links, Order};
-use crate::pipeline::{Pipeline, Stop, Which};
+use crate::pipeline::{Failed, Full, Pipeline, Stop, Which};
 use crate::publish::{Failure, Publisher};
 use crate::refusal;
+use crate::retrier;
 use crate::stopped::{self, Report, Say};
 
-/// Publishes a shard until it is let go.
-pub(crate) async fn run(links: Links, mut cursor: Cursor) -> Result<Ended, database::Error> {
+/// Publishes a shard until it is let go, and tries what it has set aside.
+pub(crate) async fn run(links: Links, cursor: Cursor) -> Result<Ended, database::Error> {
+    let (end, over) = watch::channel(false);
+    let publishing = async {
+        let ended = publish(&links, cursor).await;
+        end.send_replace(true);
+        ended
+    };
+    let (ended, retried) = tokio::join!(publishing, retrier::run(&links, over));
+    retried?;
+    ended
+}
+
+async fn publish(links: &Links, mut cursor: Cursor) -> Result<Ended, database::Error> {
     let mut broken =
         retry::Policy { base: Duration::from_millis(200), factor: 2.0, cap: Duration::from_secs(5) }.delays();
-    let mut refusals =
-        retry::Policy { base: Duration::from_secs(1), factor: 2.0, cap: Duration::from_secs(30) }.delays();
-    let mut careful = 0;
+    let mut stops =
+        retry::Policy { base: Duration::from_secs(1), factor: 2.0, cap: Duration::from_secs(5) }.delays();
+    let mut care = Care::default();
     loop {
         let publisher = match Publisher::new(&links.settings, Arc::clone(&links.envelope)) {
             Ok(publisher) => publisher,
             Err(error) => {
                 tracing::error!(shard = links.shard, "cannot make a kafka producer: {error}");
-                match wait(&links, broken.next_delay()).await {
+                match wait(links, broken.next_delay()).await {
                     Some(ended) => return Ok(ended),
                     None => continue,
                 }
             }
         };
-        let (stop, durable) = Pipeline::new(&links, publisher, cursor.clone(), careful).run().await?;
+        let (stop, durable) = Pipeline::new(links, publisher, cursor.clone(), &mut care).run().await?;
         if durable != cursor {
             cursor = durable;
             broken.reset();
-            refusals.reset();
+            stops.reset();
         }
-        let (failure, which, unacked) = match stop {
+        let delay = match stop {
             Stop::Ended(ended) => {
                 stopped::forget(&links.stopped, links.shard);
                 return Ok(ended);
             }
-            Stop::Failed { failure, which, unacked } => (failure, which, unacked),
-        };
-        links.metrics.publish_failed(&failure);
-        let delay = match failure {
-            Failure::Refused { cause: Cause::TooLarge | Cause::InvalidRecord, .. } if unacked > 1 => {
-                // The broker refuses whole batches, and its limit counts the batch. What was in flight goes again one by one.
-                careful = unacked;
-                tracing::warn!(
-                    shard = links.shard,
-                    rows = unacked,
-                    "kafka refused a batch, its messages go again one by one"
-                );
-                Duration::ZERO
-            }
-            Failure::Refused { topic, cause, error } => {
-                careful = 1;
-                links.topics.forget(&topic);
-                let delay = refusals.next_delay();
-                say_what_stops(&links, which, topic, cause, error, delay).await;
-                delay
-            }
-            Failure::Broken { error } => {
-                careful = 0;
+            Stop::Failed(Failed { failure: Failure::Broken { error }, .. }) => {
+                links.metrics.producer_broke();
                 links.topics.forget_all();
                 tracing::warn!(shard = links.shard, "the kafka producer failed and is replaced: {error}");
                 broken.next_delay()
             }
+            Stop::Failed(Failed {
+                failure: Failure::Refused { topic, cause, error },
+                which,
+                refused,
+                sure,
+            }) => {
+                let error = refusal::in_full(links, &topic, cause, error).await;
+                match cause {
+                    // The broker is asked, which decides.
+                    Cause::UnknownTopic => {
+                        links.topics.forget(&topic);
+                        tracing::warn!(shard = links.shard, topic, "{error}: the broker is asked about it");
+                        broken.next_delay()
+                    }
+                    Cause::NotAuthorized | Cause::InvalidTopic => {
+                        links.topics.denied(&topic, cause, error);
+                        Duration::ZERO
+                    }
+                    _ => {
+                        let refused: Vec<i64> = refused.iter().chain(&which).map(|w| w.position).collect();
+                        if sure == Sure::Among {
+                            tracing::warn!(
+                                shard = links.shard,
+                                rows = refused.len() - 1,
+                                "kafka refused a batch, its messages go again in smaller ones: {error}"
+                            );
+                        }
+                        care.refused(&refused, sure, cause, &error);
+                        Duration::ZERO
+                    }
+                }
+            }
+            Stop::Full(full) => {
+                let delay = stops.next_delay();
+                say_what_stops(links, full, delay);
+                delay
+            }
         };
-        if let Some(ended) = wait(&links, delay).await {
+        if let Some(ended) = wait(links, delay).await {
             stopped::forget(&links.stopped, links.shard);
             return Ok(ended);
         }
     }
 }
 
-/// Says which message stops the shard, and why: in the log, and in the database for `baton status`.
-async fn say_what_stops(
-    links: &Links,
-    which: Option<Which>,
-    topic: String,
-    cause: Cause,
-    mut error: String,
-    delay: Duration,
-) {
-    let id = which.map(|w| w.id).unwrap_or_default();
-    let position = which.map_or(0, |w| w.position);
-    if cause == Cause::TooLarge {
-        error = format!("{error}; {}", refusal::allowed(&links.settings, &topic, &links.destroying).await);
-    }
+/// Says that the shard stops for want of room, and before which message: in the log, and in the database for `baton status`.
+fn say_what_stops(links: &Links, full: Full, delay: Duration) {
+    let Full { which: Which { id, position }, topic, cause } = full;
+    let error = format!(
+        "the shard has {} messages parked, as many as park.rows allows: requeue or discard some (`baton parked`), or raise it",
+        links.settings.park_rows
+    );
     let (stopped, say) = stopped::remember(&links.stopped, links.shard, id, position, topic, cause);
     if say == Say::Aloud {
         tracing::error!(
             shard = links.shard, %id, position, topic = stopped.topic, cause = stopped.cause, attempts = stopped.attempts,
-            "kafka does not take a message, its shard waits and tries again: {error}; {}", stopped.advice
+            "a message has to be parked and there is no room for it, its shard waits and looks again: {error}"
         );
     }
-    let report = Report {
-        shard: links.shard,
-        generation: links.generation,
-        token: links.token,
-        position,
-        cause,
-        error,
-        delay,
-    };
-    if which.is_some() && links.stops.try_send(report).is_err() {
-        tracing::debug!(
-            shard = links.shard,
-            "why the shard stands still is written down at the next attempt"
-        );
+    let Links { shard, generation, token, .. } = *links;
+    let report = Report { shard, generation, token, position, cause, error, delay };
+    if links.stops.try_send(report).is_err() {
+        tracing::debug!(shard, "why the shard stands still is written down the next time");
     }
 }
 

@@ -76,6 +76,18 @@ pub struct Parked {
     pub paused: i64,
     /// Age of the first failure of the oldest; null when none is set aside.
     pub oldest_age_seconds: Option<f64>,
+    /// How many of them by cause; one that only waits behind another has none.
+    pub by_cause: BTreeMap<String, i64>,
+    /// The topics that operators have paused.
+    pub paused_topics: Vec<String>,
+}
+
+impl Parked {
+    /// How many are set aside.
+    #[must_use]
+    pub fn total(&self) -> i64 {
+        self.retrying + self.blocked + self.dead + self.paused
+    }
 }
 
 /// A relay that lives.
@@ -216,9 +228,7 @@ pub async fn read(connection: &mut PgConnection) -> Result<Status, Error> {
     answer("making ready for status", PATIENCE, asked).await?;
     let asked = sqlx::query_as(include_str!("../queries/status_shards.sql")).fetch_all(&mut *connection);
     let rows: Vec<ShardRow> = answer("reading the shards", PATIENCE, asked).await?;
-    let asked = sqlx::query_as(include_str!("../queries/status_parked.sql")).fetch_one(&mut *connection);
-    let (retrying, blocked, dead, paused, oldest_age_seconds) =
-        answer("reading what is parked", PATIENCE, asked).await?;
+    let parked = parked(&mut *connection).await?;
     let asked = sqlx::query_as(include_str!("../queries/status_relays.sql")).fetch_all(&mut *connection);
     let relays: Vec<(String, Vec<i16>)> = answer("reading the relays", PATIENCE, asked).await?;
     let mut stopped = stopped(&mut *connection).await?;
@@ -229,7 +239,7 @@ pub async fn read(connection: &mut PgConnection) -> Result<Status, Error> {
         oldest_pending_age_seconds: rows.iter().filter_map(|r| r.lag_seconds).reduce(f64::max),
         expired_leases: rows.iter().filter(|r| r.lease_left.is_some_and(|left| left <= 0.0)).count(),
         pending: Pending { count: rows.iter().map(|r| r.lag).sum(), exact: rows.iter().all(|r| r.exact) },
-        parked: Parked { retrying, blocked, dead, paused, oldest_age_seconds },
+        parked,
         relays: relays.into_iter().map(|(owner, shards)| Relay { owner, shards }).collect(),
         shards: rows
             .into_iter()
@@ -241,6 +251,17 @@ pub async fn read(connection: &mut PgConnection) -> Result<Status, Error> {
         leaves,
         guards,
     })
+}
+
+/// What is set aside.
+pub(crate) async fn parked(connection: &mut PgConnection) -> Result<Parked, Error> {
+    let asked = sqlx::query_as(include_str!("../queries/status_parked.sql")).fetch_one(&mut *connection);
+    let (retrying, blocked, dead, paused, oldest_age_seconds, paused_topics) =
+        answer("reading what is parked", PATIENCE, asked).await?;
+    let asked = sqlx::query_as(include_str!("../queries/status_causes.sql")).fetch_all(connection);
+    let causes: Vec<(String, i64)> = answer("reading why it is parked", PATIENCE, asked).await?;
+    let by_cause = causes.into_iter().collect();
+    Ok(Parked { retrying, blocked, dead, paused, oldest_age_seconds, by_cause, paused_topics })
 }
 
 /// What stands against a relay's work. What one relay has found and keeps to itself, until it is stopped, is not seen from here.

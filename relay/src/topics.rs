@@ -1,18 +1,25 @@
-//! The topics that the broker is known to have, shared by all shards: nothing is handed over for a topic before the
-//! broker has said that it is there and how many partitions it has.
+//! What the broker is known to say of topics, shared by all shards: nothing is handed over for a topic before the broker has
+//! said that it is there and how many partitions it has.
 //!
 //! ```text
-//!   unknown ──asked──▶ known ──after a while──▶ stale (still used, asked again)
-//!      ▲                 └── refused, or a producer broke: forgotten ──┘
+//!   unknown ──asked──▶ flows ──after a while──▶ stale (still used, asked again)
+//!      ▲  │              └── refused, or a producer broke: forgotten ──┘
+//!      │  └──▶ refused: it does not exist, may not be written ──a second, or five──┐
+//!      └───────────────────────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! No answer is an outage, never a missing topic.
+//! **An outage or a refusal?** No answer is an outage, and so is every answer that is not one of the refusals
+//! of [`refusal::cause`](crate::refusal::cause): a partition without a leader, too few replicas, a broker that says that it is
+//! not the leader, whatever librdkafka reports of the network. Shards wait then, and nothing is set aside. A topic that is missing
+//! is a refusal, unless this process has seen it before: brokers that have just come back may deny for seconds what they have. So of
+//! such a topic it has to be said for [`DOUBTED_FOR`] without a break; until then its shards wait.
 
 use std::collections::HashMap;
 use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use baton_protocol::lifecycle::Word as _;
 use baton_protocol::lifecycle::message::Cause;
 use rdkafka::error::KafkaError;
 use tokio::task::JoinHandle;
@@ -23,47 +30,160 @@ use crate::publish::Publisher;
 /// How long the broker may take to say whether a topic exists.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What the broker said of a topic.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Topic {
-    pub partitions: NonZeroU32,
-    /// Long ago: ask again. The answer may be used until the next one is there.
-    pub stale: bool,
+/// For how long a broker must say that a topic is gone that was there.
+pub(crate) const DOUBTED_FOR: Duration = Duration::from_secs(15);
+
+/// Between two questions about a topic that is doubted, or about which there was no answer.
+const ASK_AGAIN: Duration = Duration::from_millis(500);
+
+/// For how long a topic counts as missing that is: asking is cheap.
+const MISSING_FOR: Duration = Duration::from_secs(1);
+
+/// For how long a topic counts as not to be written: to find that out anew costs a producer.
+const DENIED_FOR: Duration = Duration::from_secs(5);
+
+/// For how long a topic's limit is believed. It may be raised at any time.
+const LIMIT_FOR: Duration = Duration::from_secs(10);
+
+/// What is known of a topic.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Standing {
+    Flows {
+        partitions: NonZeroU32,
+        /// Long ago: ask again. The answer may be used until the next one is there.
+        stale: bool,
+        /// A message with more bytes than this is refused, whatever it is sent with.
+        limit: Option<usize>,
+    },
+    Refused {
+        cause: Cause,
+        error: String,
+    },
+    Unknown,
 }
 
-/// The topics that the broker is known to have.
+#[derive(Debug, Default)]
+struct Topic {
+    /// Since when, and how many partitions.
+    known: Option<(NonZeroU32, Instant)>,
+    refused: Option<(Cause, String, Instant)>,
+    limit: Option<(usize, Instant)>,
+    /// It was there once.
+    was_there: bool,
+    missing_since: Option<Instant>,
+    /// Refusals of its messages, to say them aloud at each doubling.
+    said: u32,
+}
+
+/// What the broker is known to say of topics.
 #[derive(Debug)]
 pub(crate) struct Topics {
-    known: Mutex<HashMap<String, (NonZeroU32, Instant)>>,
+    topics: Mutex<HashMap<String, Topic>>,
     /// How long an answer of the broker is taken for fresh: so soon is a raised number of partitions used.
     fresh: Duration,
 }
 
 impl Topics {
     pub(crate) fn new(fresh: Duration) -> Self {
-        Self { known: Mutex::default(), fresh }
+        Self { topics: Mutex::default(), fresh }
     }
 
-    pub(crate) fn get(&self, topic: &str, now: Instant) -> Option<Topic> {
-        let (partitions, asked) = *self.lock().get(topic)?;
-        Some(Topic { partitions, stale: now.saturating_duration_since(asked) > self.fresh })
+    pub(crate) fn standing(&self, topic: &str, now: Instant) -> Standing {
+        let topics = self.lock();
+        let Some(found) = topics.get(topic) else { return Standing::Unknown };
+        let since = |then: Instant| now.saturating_duration_since(then);
+        if let Some((cause, error, until)) = &found.refused
+            && now < *until
+        {
+            return Standing::Refused { cause: *cause, error: error.clone() };
+        }
+        let Some((partitions, asked)) = found.known else { return Standing::Unknown };
+        let limit = found.limit.filter(|(_, learned)| since(*learned) < LIMIT_FOR).map(|(limit, _)| limit);
+        Standing::Flows { partitions, stale: since(asked) > self.fresh, limit }
     }
 
-    pub(crate) fn learn(&self, topic: &str, partitions: NonZeroU32) {
-        self.lock().insert(topic.to_owned(), (partitions, Instant::now()));
+    /// How many partitions the topic has, however long ago that was.
+    pub(crate) fn partitions(&self, topic: &str) -> Option<NonZeroU32> {
+        self.lock().get(topic)?.known.map(|(partitions, _)| partitions)
     }
 
+    /// Its messages are taken.
+    pub(crate) fn takes(&self, topic: &str) {
+        if let Some(found) = self.lock().get_mut(topic) {
+            (found.refused, found.limit, found.said) = (None, None, 0);
+        }
+    }
+
+    /// The broker does not take messages of this topic, whatever they are.
+    pub(crate) fn denied(&self, topic: &str, cause: Cause, error: String) {
+        let lasts = if cause == Cause::UnknownTopic { MISSING_FOR } else { DENIED_FOR };
+        let mut topics = self.lock();
+        topics.entry(topic.to_owned()).or_default().refused = Some((cause, error, Instant::now() + lasts));
+    }
+
+    /// The broker takes batches of this topic up to so many bytes.
+    pub(crate) fn limited(&self, topic: &str, bytes: usize) {
+        self.lock().entry(topic.to_owned()).or_default().limit = Some((bytes, Instant::now()));
+    }
+
+    /// Whether one more refusal of the topic's messages is to be said aloud: the first, and at each doubling.
+    pub(crate) fn is_news(&self, topic: &str) -> bool {
+        let mut topics = self.lock();
+        let said = &mut topics.entry(topic.to_owned()).or_default().said;
+        *said = said.saturating_add(1);
+        said.is_power_of_two()
+    }
+
+    /// The broker is to be asked anew.
     pub(crate) fn forget(&self, topic: &str) {
-        self.lock().remove(topic);
+        if let Some(found) = self.lock().get_mut(topic) {
+            found.known = None;
+        }
     }
 
     /// The broker is to be asked anew about every topic.
     pub(crate) fn forget_all(&self) {
-        self.lock().clear();
+        for found in self.lock().values_mut() {
+            found.known = None;
+        }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, (NonZeroU32, Instant)>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    /// What an answer of the broker means. `None`: nothing is to be believed yet.
+    fn learn(&self, topic: &str, seen: Seen, now: Instant) -> Option<Seen> {
+        let mut topics = self.lock();
+        let found = topics.entry(topic.to_owned()).or_default();
+        match seen {
+            Seen::Partitions(partitions) => {
+                found.known = Some((partitions, now));
+                (found.was_there, found.missing_since) = (true, None);
+                if found.refused.as_ref().is_some_and(|(cause, ..)| *cause == Cause::UnknownTopic) {
+                    found.refused = None;
+                }
+            }
+            Seen::Refused(cause) => {
+                if cause == Cause::UnknownTopic && found.was_there {
+                    let since = *found.missing_since.get_or_insert(now);
+                    if now.saturating_duration_since(since) < DOUBTED_FOR {
+                        return None;
+                    }
+                }
+                found.known = None;
+                let error = match cause {
+                    Cause::UnknownTopic => format!("topic {topic} does not exist"),
+                    Cause::InvalidTopic => {
+                        format!("the broker does not take {topic} for the name of a topic")
+                    }
+                    _ => format!("the broker does not show topic {topic} to this relay"),
+                };
+                let lasts = if cause == Cause::UnknownTopic { MISSING_FOR } else { DENIED_FOR };
+                found.refused = Some((cause, error, now + lasts));
+            }
+        }
+        Some(seen)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Topic>> {
+        self.topics.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -71,7 +191,8 @@ impl Topics {
 #[derive(Debug)]
 pub(crate) struct Checked {
     pub topic: String,
-    pub seen: Result<Seen, KafkaError>,
+    /// `Ok(None)`: it denies a topic that was there, and is not believed yet.
+    pub seen: Result<Option<Seen>, KafkaError>,
 }
 
 /// An answer of the broker.
@@ -81,15 +202,19 @@ pub(crate) enum Seen {
     Refused(Cause),
 }
 
-/// Asks the broker about a topic, on a thread that may block.
-pub(crate) fn check(publisher: &Arc<Publisher>, topic: &str) -> JoinHandle<Checked> {
-    let (publisher, topic) = (Arc::clone(publisher), topic.to_owned());
+/// Asks the broker about a topic, on a thread that may block, and remembers the answer.
+pub(crate) fn check(topics: &Arc<Topics>, publisher: &Arc<Publisher>, topic: &str) -> JoinHandle<Checked> {
+    let (topics, publisher, topic) = (Arc::clone(topics), Arc::clone(publisher), topic.to_owned());
     tokio::spawn(async move {
         let asked = topic.clone();
         let asked = tokio::task::spawn_blocking(move || publisher.topic(&asked, PATIENCE));
         let seen = asked.await.unwrap_or(Err(KafkaError::Canceled));
-        if seen.is_err() {
-            tokio::time::sleep(Duration::from_millis(500)).await;
+        let seen = seen.map(|seen| topics.learn(&topic, seen, Instant::now()));
+        if let Ok(None) = seen {
+            tracing::debug!(topic, cause = Cause::UnknownTopic.as_str(), "a topic that was there is denied");
+        }
+        if !matches!(seen, Ok(Some(_))) {
+            tokio::time::sleep(ASK_AGAIN).await;
         }
         Checked { topic, seen }
     })
@@ -102,4 +227,67 @@ pub(crate) async fn checked(asked: &mut Option<JoinHandle<Checked>>) -> Checked 
     *asked = None;
     // Only a panic ends the task early; then nothing is known.
     checked.unwrap_or(Checked { topic: String::new(), seen: Err(KafkaError::Canceled) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FOUR: NonZeroU32 = NonZeroU32::new(4).unwrap();
+
+    fn refusal(topics: &Topics, now: Instant) -> Option<Cause> {
+        match topics.standing("t", now) {
+            Standing::Refused { cause, .. } => Some(cause),
+            _ => None,
+        }
+    }
+
+    #[test]
+    fn a_topic_that_was_never_there_is_missing_at_once_and_one_that_was_only_when_that_lasts() {
+        let (topics, now) = (Topics::new(Duration::from_secs(60)), Instant::now());
+        let missing = Seen::Refused(Cause::UnknownTopic);
+        assert_eq!(topics.learn("t", missing, now), Some(missing));
+        assert_eq!(refusal(&topics, now), Some(Cause::UnknownTopic));
+        assert_eq!(topics.learn("t", Seen::Partitions(FOUR), now), Some(Seen::Partitions(FOUR)));
+        assert_eq!(refusal(&topics, now), None);
+
+        assert_eq!(topics.learn("t", missing, now), None);
+        let almost = now + DOUBTED_FOR - Duration::from_millis(1);
+        assert_eq!(topics.learn("t", missing, almost), None);
+        assert_eq!(refusal(&topics, almost), None);
+        // That it is there once begins it anew.
+        topics.learn("t", Seen::Partitions(FOUR), almost);
+        assert_eq!(topics.learn("t", missing, now + DOUBTED_FOR), None);
+        assert_eq!(topics.learn("t", missing, now + DOUBTED_FOR * 2), Some(missing));
+        assert_eq!(refusal(&topics, now + DOUBTED_FOR * 2), Some(Cause::UnknownTopic));
+    }
+
+    #[test]
+    fn a_refusal_is_believed_for_a_while_and_ends_when_a_message_is_taken() {
+        let (topics, now) = (Topics::new(Duration::from_secs(60)), Instant::now());
+        topics.learn("t", Seen::Partitions(FOUR), now);
+        topics.denied("t", Cause::NotAuthorized, "no".to_owned());
+        topics.limited("t", 10);
+        assert_eq!(refusal(&topics, now), Some(Cause::NotAuthorized));
+        // That it is there says nothing of whether it may be written.
+        topics.learn("t", Seen::Partitions(FOUR), now);
+        assert_eq!(refusal(&topics, now), Some(Cause::NotAuthorized));
+        let later = Instant::now() + DENIED_FOR;
+        assert_eq!(
+            topics.standing("t", later),
+            Standing::Flows { partitions: FOUR, stale: false, limit: Some(10) }
+        );
+        topics.takes("t");
+        assert_eq!(
+            topics.standing("t", now),
+            Standing::Flows { partitions: FOUR, stale: false, limit: None }
+        );
+    }
+
+    #[test]
+    fn refusals_of_a_topic_are_news_at_each_doubling() {
+        let topics = Topics::new(Duration::ZERO);
+        let news: Vec<u32> = (1..=20).filter(|_| topics.is_news("t")).collect();
+        assert_eq!(news, [1, 2, 4, 8, 16]);
+    }
 }

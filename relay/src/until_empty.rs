@@ -8,6 +8,7 @@ use std::time::Duration;
 use sqlx::postgres::PgConnection;
 
 use crate::database::{Error, answer};
+use crate::status::Parked;
 
 /// Everything that `snapshot` shows at or below `position`.
 #[derive(Debug, Clone)]
@@ -16,12 +17,34 @@ pub(crate) struct Target {
     position: i64,
 }
 
+/// Messages that are set aside when everything else is published: `--until-empty` does not wait for their retries.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SetAside {
+    /// Retrying, blocked or paused.
+    pub parked: i64,
+    /// Given up until an operator acts.
+    pub dead: i64,
+}
+
+impl SetAside {
+    pub(crate) fn of(parked: &Parked) -> Self {
+        Self { parked: parked.retrying + parked.blocked + parked.paused, dead: parked.dead }
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_none(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
 /// How far it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Progress {
     Empty,
     Waiting,
-    /// What is left is in shards that a refused message has stopped.
+    /// What is left is in shards that stand still, because they may set no more messages aside.
     OnlyStopped,
 }
 

@@ -15,18 +15,24 @@ pub(crate) struct Window<F> {
     /// Handed over and not reported on.
     unreported: usize,
     failure: Option<(u64, F)>,
+    /// Every row that failed.
+    failed: Vec<(u64, F)>,
+    /// A row failed only because it was in one batch with another that was named.
+    is_told_apart: bool,
     awaited: Option<u64>,
     #[cfg(feature = "plants")]
     last_acked: Option<u64>,
 }
 
-impl<F> Window<F> {
+impl<F: Clone> Window<F> {
     pub(crate) fn new() -> Self {
         Self {
             base: 0,
             acked: VecDeque::new(),
             unreported: 0,
             failure: None,
+            failed: Vec::new(),
+            is_told_apart: false,
             awaited: None,
             #[cfg(feature = "plants")]
             last_acked: None,
@@ -91,8 +97,15 @@ impl<F> Window<F> {
     pub(crate) fn fail(&mut self, number: u64, failure: F) {
         self.unreported = self.unreported.saturating_sub(1);
         if self.failure.as_ref().is_none_or(|(first, _)| number < *first) {
-            self.failure = Some((number, failure));
+            self.failure = Some((number, failure.clone()));
         }
+        self.failed.push((number, failure));
+    }
+
+    /// The row failed because another one of its batch did, which is reported on its own.
+    pub(crate) fn beside(&mut self) {
+        self.unreported = self.unreported.saturating_sub(1);
+        self.is_told_apart = true;
     }
 
     /// How many rows from the first on are acknowledged without a gap.
@@ -114,6 +127,16 @@ impl<F> Window<F> {
     #[cfg(feature = "plants")]
     pub(crate) fn last_acked(&self) -> Option<u64> {
         self.last_acked
+    }
+
+    /// Every row that failed for its own sake, or with its whole batch.
+    pub(crate) fn failed(&self) -> &[(u64, F)] {
+        &self.failed
+    }
+
+    /// Whether the broker has told those that failed from the others of their batch.
+    pub(crate) fn is_told_apart(&self) -> bool {
+        self.is_told_apart
     }
 
     /// The lowest failed row and why.

@@ -6,8 +6,9 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::str::FromStr;
+use std::time::Duration;
 
 use baton_relay::Settings;
 use baton_relay::settings::Listen;
@@ -28,6 +29,7 @@ pub(crate) struct Config {
     pub(crate) lease: Lease,
     pub(crate) poll: Poll,
     pub(crate) publish: Publish,
+    pub(crate) park: Park,
     pub(crate) http: Http,
     pub(crate) log: Log,
 }
@@ -89,6 +91,17 @@ pub(crate) struct Publish {
     pub(crate) in_flight_bytes_total: Size,
 }
 
+/// `[park]`.
+#[derive(Clone, Serialize, Deserialize)]
+pub(crate) struct Park {
+    pub(crate) attempts: Attempts,
+    pub(crate) base: Span,
+    pub(crate) cap: Span,
+    pub(crate) rows: Count,
+    pub(crate) keep: Span,
+    pub(crate) dead_for: Term,
+}
+
 /// `[http]`.
 #[derive(Clone, Default, Serialize, Deserialize)]
 pub(crate) struct Http {
@@ -133,6 +146,79 @@ impl Default for Publish {
             in_flight_bytes: Size(in_flight_bytes),
             in_flight_bytes_total: Size(in_flight_bytes_total),
         }
+    }
+}
+
+impl Default for Park {
+    fn default() -> Self {
+        let Settings { park_attempts, park_base, park_cap, park_rows, park_keep, park_dead_for, .. } =
+            Settings::default();
+        Self {
+            attempts: Attempts(park_attempts),
+            base: Span(park_base),
+            cap: Span(park_cap),
+            rows: Count(park_rows),
+            keep: Span(park_keep),
+            dead_for: Term(park_dead_for),
+        }
+    }
+}
+
+/// A duration, or `off`: for ever.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Term(pub(crate) Option<Duration>);
+
+impl FromStr for Term {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text.trim() == "off" {
+            return Ok(Self(None));
+        }
+        let Span(term) = text.parse::<Span>().map_err(|error| format!("{error}, or off"))?;
+        Ok(Self(Some(term)))
+    }
+}
+
+impl<'de> Deserialize<'de> for Term {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        from_text(deserializer)
+    }
+}
+
+impl Serialize for Term {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self.0 {
+            None => serializer.serialize_str("off"),
+            Some(term) => serializer.collect_str(&Span(term)),
+        }
+    }
+}
+
+/// A whole number, at least 1, of attempts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Attempts(pub(crate) NonZeroU32);
+
+impl FromStr for Attempts {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        text.trim()
+            .parse()
+            .map(Self)
+            .map_err(|_| format!("`{text}` is not a whole number from 1 to {}", u32::MAX))
+    }
+}
+
+impl<'de> Deserialize<'de> for Attempts {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        from_text(deserializer)
+    }
+}
+
+impl Serialize for Attempts {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.0.serialize(serializer)
     }
 }
 

@@ -86,6 +86,7 @@ baton_operator message_3: SELECT
 baton_operator message_position_seq: SELECT
 baton_operator milestone: SELECT
 baton_operator parked: SELECT UPDATE
+baton_operator paused: DELETE INSERT SELECT
 baton_operator relay: SELECT
 baton_operator settings: SELECT
 baton_operator shard: SELECT
@@ -105,6 +106,7 @@ baton_readonly message_3: SELECT
 baton_readonly message_position_seq: SELECT
 baton_readonly milestone: SELECT
 baton_readonly parked: SELECT
+baton_readonly paused: SELECT
 baton_readonly relay: SELECT
 baton_readonly settings: SELECT
 baton_readonly shard: SELECT
@@ -123,6 +125,7 @@ baton_relay message_3: SELECT TRUNCATE
 baton_relay message_position_seq: SELECT
 baton_relay milestone: DELETE INSERT SELECT
 baton_relay parked: DELETE INSERT SELECT UPDATE
+baton_relay paused: SELECT
 baton_relay relay: DELETE INSERT SELECT UPDATE
 baton_relay settings: SELECT
 baton_relay shard: SELECT UPDATE

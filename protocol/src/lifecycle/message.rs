@@ -107,6 +107,13 @@ impl Cause {
     pub fn refusals() -> impl Iterator<Item = Self> {
         Self::ALL.iter().copied().filter(|cause| *cause != Self::Paused)
     }
+
+    /// Whether it may pass without the message being another: somebody makes the topic, or lets the relay write there.
+    /// For the other refusals no further attempt is of use until an operator says so.
+    #[must_use]
+    pub fn may_pass(self) -> bool {
+        matches!(self, Self::UnknownTopic | Self::NotAuthorized)
+    }
 }
 
 impl State {

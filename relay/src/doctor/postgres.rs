@@ -264,6 +264,7 @@ async fn outbox(
     cursors(connection, findings).await.map_err(|error| ("cursors", error))?;
     leases(connection, findings).await.map_err(|error| ("leases", error))?;
     stopped(connection, findings).await.map_err(|error| ("shards", error))?;
+    parked(connection, findings).await.map_err(|error| ("parked", error))?;
     let asked =
         sqlx::query_as(include_str!("../../queries/doctor_topics.sql")).bind(ROWS).fetch_all(connection);
     let rows: Vec<(String, i64)> =
@@ -390,9 +391,42 @@ async fn stopped(connection: &mut PgConnection, findings: &mut Vec<Finding>) -> 
         })
         .collect();
     if stopped.is_empty() {
-        findings.push(Finding::ok("shards", "none stands still at a message that Kafka refuses"));
+        findings.push(Finding::ok("shards", "none stands still for want of room for what Kafka refuses"));
     }
     findings.extend(stopped);
+    Ok(())
+}
+
+async fn parked(connection: &mut PgConnection, findings: &mut Vec<Finding>) -> Result<(), Error> {
+    let parked = status::parked(connection).await?;
+    let causes: Vec<String> =
+        parked.by_cause.iter().map(|(cause, count)| format!("{count} {cause}")).collect();
+    let causes = causes.join(", ");
+    let waiting = parked.retrying + parked.blocked + parked.dead;
+    if parked.dead > 0 {
+        let found = format!(
+            "{} messages are dead, {} wait behind them or are tried ({causes})",
+            parked.dead,
+            waiting - parked.dead
+        );
+        let advice = "look at `baton parked list --state dead`, mend what it says, then `baton parked requeue` or `discard`";
+        findings.push(Finding::new("parked", Level::Error, found, advice));
+    } else if waiting > 0 {
+        let found = format!("{waiting} messages are parked, none of them dead ({causes})");
+        let advice = "look at `baton parked list` and mend what it says; they are tried by themselves";
+        findings.push(Finding::new("parked", Level::Warning, found, advice));
+    } else {
+        findings.push(Finding::ok("parked", "nothing is parked because Kafka refuses it"));
+    }
+    if !parked.paused_topics.is_empty() {
+        let found = format!("operators have paused {}", parked.paused_topics.join(", "));
+        findings.push(Finding::new(
+            "parked",
+            Level::Note,
+            found,
+            "`baton resume --topic …` publishes what waits",
+        ));
+    }
     Ok(())
 }
 

@@ -22,8 +22,8 @@ const END: &str = "2031-01-01 00:00:10+00";
 fn at_exactly_the_leases_end_its_owner_is_refused_though_nobody_else_has_come() {
     test(Duration::from_secs(60), Load::Light, async |harness: &mut Harness| {
         let site = harness.site().await?;
-        for act in [Act::Renew, Act::Advance, Act::Stop, Act::Release] {
-            let shard = SHARD + act as i16;
+        for act in Act::ALL {
+            let shard = (SHARD + act as i16) % 8;
             let message = message_in(&site, shard).await?;
             let mut hand = Hand::frozen(&site, "worker-a", START).await?;
             let held = hand.claim(shard, None).await?.expect("a free shard is there to be taken");
@@ -94,11 +94,11 @@ fn an_owner_name_that_is_used_again_cannot_act_by_its_earlier_generation() {
 
         before.at(END).await?;
         let lease = lease_of(&site, SHARD).await?;
-        for act in [Act::Renew, Act::Advance, Act::Stop, Act::Release] {
+        for act in Act::ALL {
             assert!(!before.may(act, first, message).await?, "{act:?} by the earlier generation");
         }
         assert_eq!(lease_of(&site, SHARD).await?, lease);
-        for act in [Act::Renew, Act::Advance, Act::Stop, Act::Release] {
+        for act in Act::ALL {
             assert!(restarted.may(act, second, message).await?, "{act:?} by the current generation");
         }
         Ok(())
@@ -179,7 +179,17 @@ pub(crate) enum Act {
     Renew,
     Advance,
     Stop,
+    /// The cursor moves, and a message goes aside with it.
+    Park,
+    Tidy,
+    Settle,
     Release,
+}
+
+impl Act {
+    /// The last one ends the lease.
+    const ALL: [Self; 7] =
+        [Self::Renew, Self::Advance, Self::Stop, Self::Park, Self::Tidy, Self::Settle, Self::Release];
 }
 
 /// What a claim won.
@@ -299,12 +309,75 @@ impl Hand {
         Ok(row.is_some())
     }
 
+    /// Moves the cursor nowhere, and sets the message at this position aside with it.
+    async fn park(&mut self, grip: Grip, position: i64) -> Outcome<bool> {
+        let id: Uuid = sqlx::query_scalar("SELECT id FROM outbox.message WHERE position = $1")
+            .bind(position)
+            .fetch_one(&mut self.connection)
+            .await?;
+        let rows = sqlx::query(include_str!("../../../relay/queries/cursor_advance_parking.sql"))
+            .bind(&self.owner)
+            .bind(grip.token)
+            .bind(vec![grip.shard])
+            .bind(vec![grip.generation])
+            .bind(vec![0_i64])
+            .bind(vec!["3:3:"])
+            .bind(vec!["3"])
+            .bind(vec![None::<String>])
+            .bind(vec![None::<i64>])
+            .bind(vec![grip.shard])
+            .bind(vec![position])
+            .bind(vec![id])
+            .bind(vec!["blocked"])
+            .bind(vec![None::<String>])
+            .bind(vec![None::<String>])
+            .bind(vec![0_i32])
+            .bind(vec![None::<i64>])
+            .fetch_all(&mut self.connection)
+            .await?;
+        Ok(rows.len() == 1)
+    }
+
+    /// Lets what is set aside and waits for nothing be tried.
+    async fn tidy(&mut self, grip: Grip) -> Outcome<bool> {
+        let row = sqlx::query(include_str!("../../../relay/queries/parked_tidy.sql"))
+            .bind(&self.owner)
+            .bind(grip.token)
+            .bind(grip.shard)
+            .bind(grip.generation)
+            .fetch_optional(&mut self.connection)
+            .await?;
+        Ok(row.is_some())
+    }
+
+    /// Writes down that the message at this position, which was set aside, is published.
+    async fn settle(&mut self, grip: Grip, position: i64) -> Outcome<bool> {
+        let rows = sqlx::query(include_str!("../../../relay/queries/parked_settle.sql"))
+            .bind(&self.owner)
+            .bind(grip.token)
+            .bind(grip.shard)
+            .bind(grip.generation)
+            .bind(vec![position])
+            .bind(vec!["published"])
+            .bind(vec![None::<String>])
+            .bind(vec![None::<String>])
+            .bind(vec![None::<i64>])
+            .bind(vec![None::<i32>])
+            .bind(vec![None::<i32>])
+            .fetch_all(&mut self.connection)
+            .await?;
+        Ok(!rows.is_empty())
+    }
+
     /// Whether the database lets it.
     pub(crate) async fn may(&mut self, act: Act, grip: Grip, message: i64) -> Outcome<bool> {
         match act {
             Act::Renew => self.renew(grip).await,
             Act::Advance => self.advance(grip).await,
             Act::Stop => self.stop(grip, message).await,
+            Act::Park => self.park(grip, message).await,
+            Act::Tidy => self.tidy(grip).await,
+            Act::Settle => self.settle(grip, message).await,
             Act::Release => self.release(grip).await,
         }
     }

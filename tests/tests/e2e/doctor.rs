@@ -79,12 +79,12 @@ fn what_is_ill_is_found_each_with_its_advice_the_errors_first() {
                 .execute(site.pool())
                 .await?;
         }
-        // A relay writes down what stops it, before the sequence is broken.
+        // A relay parks what it cannot publish, before the sequence is broken.
         let mut relay = site.relay("relay")?.start()?;
         eventually("the refused message to be written down", PATIENCE, async || {
             let count: i64 =
-                sqlx::query_scalar("SELECT count(*) FROM outbox.stopped").fetch_one(site.pool()).await?;
-            if count > 0 { Ok(()) } else { fail!("nothing stands still") }
+                sqlx::query_scalar("SELECT count(*) FROM outbox.parked").fetch_one(site.pool()).await?;
+            if count > 0 { Ok(()) } else { fail!("nothing is parked") }
         })
         .await?;
         relay.kill().await?;
@@ -121,7 +121,12 @@ fn what_is_ill_is_found_each_with_its_advice_the_errors_first() {
                 "DELETE FROM outbox.relay WHERE owner = 'ghost'",
             ),
             ("topics", "error", &format!("the topic {missing} is not there"), &format!("create {missing}")),
-            ("shards", "error", &missing, "create the topic"),
+            (
+                "parked",
+                "warning",
+                "1 messages are parked, none of them dead (1 unknown_topic)",
+                "baton parked list",
+            ),
             (
                 "topics",
                 "warning",

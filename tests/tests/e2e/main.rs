@@ -17,7 +17,9 @@
 //! | [`endurance`] | what an operator breaks for a moment is named and ridden out |
 //! | [`zombies`] | a relay stopped past its lease and continued changes nothing |
 //! | [`held`] | the fault table: each fault at each point of a relay's work |
-//! | [`refusals`] | what Kafka refuses stops its shard and nothing else |
+//! | [`refusals`] | what Kafka refuses parks its topic and key and holds up nothing else |
+//! | [`parking`] | what becomes of it then: order, budget, bound, what operators do |
+//! | [`parking_held`] | a relay killed at any point around parking and retrying loses and reorders nothing |
 //! | [`rebase`] | an outbox that moves to another cluster skips nothing and repeats what was foretold |
 //! | [`retention`] | space comes back, never at the cost of a message, a producer or a dump |
 //! | [`lifecycles`] | the database knows the words of the lifecycles, and decides as the rule of a lease does |
@@ -58,6 +60,8 @@ mod leases;
 mod lifecycles;
 mod memory;
 mod ownership;
+mod parking;
+mod parking_held;
 mod partitions;
 mod plans;
 mod planted;

@@ -235,10 +235,10 @@ fn shards_with_large_messages_for_a_missing_topic_take_nothing_from_the_others_s
         let (_relay, _) = idle(&site, TOTAL, TOTAL, PAGE_ROWS).await?;
         // Each of the three alone could hold all there is.
         enqueue(&site, &missing, &keys[..3], 1, 60, 900_000).await?;
-        eventually("three shards to be stopped", Duration::from_secs(30), async || {
-            let stopped: i64 =
-                sqlx::query_scalar("SELECT count(*) FROM outbox.stopped").fetch_one(site.pool()).await?;
-            if stopped == 3 { Ok(()) } else { fail!("{stopped} are") }
+        eventually("all of these to be parked", Duration::from_secs(30), async || {
+            let parked: i64 =
+                sqlx::query_scalar("SELECT count(*) FROM outbox.parked").fetch_one(site.pool()).await?;
+            if parked == 60 { Ok(()) } else { fail!("{parked} are") }
         })
         .await?;
         enqueue(&site, &flowing, &keys[3..], 1, 2_000, 10_000).await?;
