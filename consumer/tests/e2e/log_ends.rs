@@ -5,7 +5,7 @@ use std::time::Duration;
 use rdkafka::config::ClientConfig;
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
 
-use crate::fixture::{Probe, Running, Send, World, brokers, ce_headers, in_world};
+use crate::fixture::{Probe, Running, Send, brokers, ce_headers, in_world};
 
 const SECONDS: Duration = Duration::from_secs(10);
 

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use baton_tests::{Harness, Load, Outcome, eventually, fail, test};
+use baton_tests::{Harness, Load, eventually, fail, test};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
