@@ -36,7 +36,11 @@ pub(crate) fn init(format: LogFormat, talk: Talk) -> Result<(), Error> {
         },
     };
     let filter = EnvFilter::builder().parse(filter).map_err(|source| Error { source })?;
-    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    // A log that cannot be written, on a full disk say, is no reason to end: by default that is told on stderr, and so panics.
+    let lines = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .log_internal_errors(false);
     match format {
         LogFormat::Json => lines.json().init(),
         LogFormat::Human => {

@@ -61,6 +61,12 @@ pub fn replay_topic(topic: &str, consumer: &str) -> String {
     format!("{topic}.{consumer}.replay")
 }
 
+/// The consumer group that reads the replay topics of the consumer whose own group is `group`.
+#[must_use]
+pub fn replay_group(group: &str) -> String {
+    format!("{group}.replay")
+}
+
 /// Whether a header is one of these, and so is replaced rather than kept when a record dies once more.
 #[must_use]
 pub fn is_own(header: &str) -> bool {
@@ -300,6 +306,7 @@ mod tests {
     fn topics_are_named_after_the_original_and_the_consumer() {
         assert_eq!(topic("orders", "billing"), "orders.billing.dlt");
         assert_eq!(replay_topic("orders", "billing"), "orders.billing.replay");
+        assert_eq!(replay_group("billing"), "billing.replay");
     }
 
     #[test]

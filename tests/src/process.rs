@@ -36,6 +36,7 @@ pub struct Launch {
     env: Vec<(String, String)>,
     input: Option<String>,
     user: Option<(u32, u32)>,
+    has_full_log: bool,
 }
 
 impl Launch {
@@ -50,7 +51,15 @@ impl Launch {
             env: Vec::new(),
             input: None,
             user: None,
+            has_full_log: false,
         }
+    }
+
+    /// Every write to its standard error fails, as on a full disk.
+    #[must_use]
+    pub fn full_log(mut self) -> Self {
+        self.has_full_log = true;
+        self
     }
 
     /// Runs it as this user and group, in the root directory: others may not enter ours. Only root may ask for another
@@ -122,7 +131,7 @@ impl Launch {
             .envs(self.env.iter().map(|(name, value)| (name, value)))
             .stdin(stdin)
             .stdout(append(&out)?)
-            .stderr(append(&err)?)
+            .stderr(append(if self.has_full_log { Path::new("/dev/full") } else { &err })?)
             .process_group(0)
             .kill_on_drop(true);
         if let Some((user, group)) = self.user {

@@ -141,6 +141,19 @@ impl World {
         .await;
     }
 
+    /// Deletes a topic, and waits until nobody tells of it any more.
+    pub(crate) async fn delete_topic(&self, topic: &str) {
+        let answers = self.admin.delete_topics(&[topic], &AdminOptions::new()).await.unwrap();
+        assert!(answers.iter().all(Result::is_ok), "{answers:?}");
+        eventually(&format!("topic {topic} is gone"), || async {
+            match self.partitions(topic).await {
+                0 => Ok(()),
+                told => Err(format!("{told} partitions")),
+            }
+        })
+        .await;
+    }
+
     /// Removes records below an offset, as retention does.
     pub(crate) async fn expire(&self, partition: i32, below: i64) {
         let mut list = TopicPartitionList::new();
@@ -175,10 +188,6 @@ impl World {
         format!("{}.billing.dlt", self.topic)
     }
 
-    pub(crate) fn replays(&self) -> String {
-        format!("{}.billing.replay", self.topic)
-    }
-
     pub(crate) async fn pool_of(&self, connections: u32) -> PgPool {
         PgPoolOptions::new().max_connections(connections).connect_with(self.options.clone()).await.unwrap()
     }
@@ -205,12 +214,9 @@ impl World {
     pub(crate) async fn send_many(&self, records: i64) {
         let sent = (0..records).map(|nr| {
             let (id, key) = (nr.to_string(), format!("k{}", nr % 100));
-            let headers = OwnedHeaders::new()
-                .insert(Header { key: "ce_source", value: Some("/test") })
-                .insert(Header { key: "ce_id", value: Some(id.as_str()) });
             let record = FutureRecord::<str, str>::to(&self.topic)
                 .partition(0)
-                .headers(headers)
+                .headers(ce_headers(&id))
                 .key(&key)
                 .payload("pay");
             self.producer.send_result(record).map_err(|(error, _)| error).expect("produce")
@@ -280,12 +286,7 @@ impl World {
         self.committed_on(&self.topic, group, partition).await
     }
 
-    /// The group's committed offset of partition 0 of another topic.
-    pub(crate) async fn committed_of(&self, topic: &str) -> Option<i64> {
-        self.committed_on(topic, &self.group(), 0).await
-    }
-
-    async fn committed_on(&self, topic: &str, group: &str, partition: i32) -> Option<i64> {
+    pub(crate) async fn committed_on(&self, topic: &str, group: &str, partition: i32) -> Option<i64> {
         let (group, topic) = (group.to_owned(), topic.to_owned());
         tokio::task::spawn_blocking(move || {
             let consumer: BaseConsumer = client().set("group.id", group).create().unwrap();
@@ -375,24 +376,24 @@ impl Drop for World {
                     let _ = connection.execute(AssertSqlSafe(drop)).await;
                 }
                 let admin: AdminClient<DefaultClientContext> = client().create().unwrap();
-                let own = [
-                    "billing.dlt",
-                    "billing.replay",
-                    "metered.dlt",
-                    "metered.replay",
-                    "expired.dlt",
-                    "expired.replay",
-                    "late.dlt",
-                    "late.replay",
-                ];
+                let own = ["billing", "metered", "expired", "late"];
+                let own =
+                    own.iter().flat_map(|consumer| [format!("{consumer}.dlt"), format!("{consumer}.replay")]);
                 let topics: Vec<String> =
-                    own.iter().map(|own| format!("{topic}.{own}")).chain([topic.clone()]).collect();
+                    own.map(|own| format!("{topic}.{own}")).chain([topic.clone()]).collect();
                 let topics: Vec<&str> = topics.iter().map(String::as_str).collect();
                 let _ = admin.delete_topics(&topics, &AdminOptions::new()).await;
             });
         };
         let _ = std::thread::spawn(clean).join();
     }
+}
+
+/// What makes a record a CloudEvent.
+pub(crate) fn ce_headers(id: &str) -> OwnedHeaders {
+    OwnedHeaders::new()
+        .insert(Header { key: "ce_source", value: Some("/test") })
+        .insert(Header { key: "ce_id", value: Some(id) })
 }
 
 /// Header names and values of a record, in order.

@@ -24,6 +24,7 @@ mod kept;
 mod kit;
 mod leased;
 mod leased_runtime;
+mod log_ends;
 mod metrics;
 mod outage;
 mod parked;

@@ -62,6 +62,7 @@ fn logs() {
     tracing_subscriber::fmt()
         .with_env_filter(EnvFilter::builder().parse_lossy(filter))
         .with_writer(std::io::stderr)
+        .log_internal_errors(false)
         .with_ansi(coloured)
         .init();
 }

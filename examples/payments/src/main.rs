@@ -14,6 +14,7 @@ async fn main() -> ExitCode {
     tracing_subscriber::fmt()
         .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
         .with_writer(std::io::stderr)
+        .log_internal_errors(false)
         .init();
     match run().await {
         Ok(()) => ExitCode::SUCCESS,

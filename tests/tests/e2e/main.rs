@@ -40,6 +40,7 @@ mod bulk;
 mod claims;
 mod consumer_held;
 mod consumer_planted;
+mod crash_only;
 mod doctor;
 mod effects;
 mod endurance;
