@@ -196,7 +196,7 @@ impl Builder {
         self
     }
 
-    /// The consumer group. Default: the consumer's name.
+    /// The consumer group. Default: the consumer's name. The replay topics are read by a group of their own, this name and `.replay`.
     #[must_use]
     pub fn group(mut self, group: impl Into<String>) -> Self {
         self.group = Some(group.into());
@@ -347,7 +347,7 @@ impl Builder {
         self
     }
 
-    /// How many bytes may wait in all lanes together. Default: 48 MiB. What librdkafka fetches ahead comes on top: set
+    /// How many bytes may wait in all lanes together, and a quarter of that in those of the replay topics. Default: 48 MiB. What librdkafka fetches ahead comes on top: set
     /// `queued.max.messages.kbytes` (16 MiB here) for that.
     #[must_use]
     pub fn in_flight_bytes(mut self, bytes: NonZeroUsize) -> Self {

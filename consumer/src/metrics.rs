@@ -1,7 +1,8 @@
 //! What a consumer counts, through the facade of the crate [metrics](https://docs.rs/metrics): every name, its labels and its words are here.
 //!
 //! Whoever installs a recorder (an exporter for Prometheus, say) before [`Consumer::run`](crate::Consumer::run) is told all of it; nobody
-//! else pays for more than a look. Every series has the label `consumer`. Base units; every label's words are there from the
+//! else pays for more than a look. Every series has the label `consumer`; what tells of
+//! partitions, offsets and what is in flight has it once more for the replay topics, as `<consumer>.replay`. Base units; every label's words are there from the
 //! start, at 0, so that a rate can be taken of the first event too.
 //!
 //! | name | other labels | |

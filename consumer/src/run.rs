@@ -3,6 +3,9 @@
 //! At start everything that would fail later is looked at once and told as one error: database, inbox tables, brokers,
 //! topics. From then on an outage of any of them is waited out. What ends a running consumer by itself is only what no
 //! waiting cures.
+//!
+//! Replay topics are read in a group of their own, `<group>.replay`. In one group with the topics a member could be given all of the
+//! one and none of the other, because what shares partitions out counts them and does not ask of which topic they are.
 
 use std::fmt;
 use std::future::Future;
@@ -10,6 +13,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use baton_protocol::dead_letter;
 use rdkafka::error::KafkaError;
 use sqlx::{Connection, PgConnection, PgPool};
 use tokio::sync::watch;
@@ -21,7 +25,7 @@ use crate::dead_letter::DeadLetters;
 use crate::kafka::Member;
 use crate::runtime::budget::Limits;
 use crate::runtime::lane::Stop;
-use crate::runtime::{Running, Settings};
+use crate::runtime::{Drained, Running, Settings};
 use crate::{DeadLetterFormat, DeadLetterTopics, Health, Inbox, Kafka, topics};
 
 /// Why a consumer did not start, or ended by itself.
@@ -128,7 +132,7 @@ pub struct Consumer {
 impl Consumer {
     /// A consumer named `name`: the owner of its inbox rows, part of the names of its dead-letter topics, and by default
     /// its consumer group. `pool` is the database of the inbox and of the handlers' effects; it takes at most one
-    /// connection for each partition times [`Builder::concurrency`], 8 for records that were set aside, and 2 to look for these and
+    /// connection for each partition, replay topics included, times [`Builder::concurrency`], 8 for records that were set aside, and 2 to look for these and
     /// to purge; where there are fewer they wait. A leased handler holds none while it runs.
     #[must_use]
     pub fn builder(name: impl Into<String>, pool: PgPool, kafka: Kafka) -> Builder {
@@ -158,54 +162,125 @@ impl Consumer {
         let mut shutdown = pin!(shutdown);
         let drain_deadline = self.drain_deadline;
         let _ends = self.health.until_dropped();
-        let (mut running, letters, mut retrier) = tokio::select! {
+        let (mut reading, letters, mut retrier) = tokio::select! {
             biased;
             () = &mut shutdown => return Ok(()),
             started = self.start() => started?,
         };
-        let is_defect = tokio::select! {
-            drained = running.failed() => Err(drained),
-            () = &mut shutdown => Ok(None),
-            () = retrier.ended() => Ok(Some(Error::Retrier)),
+        let (ended, defect) = tokio::select! {
+            ended = reading.failed() => (Some(ended), Ok(())),
+            () = &mut shutdown => (None, Ok(())),
+            () = retrier.ended() => (None, Err(Error::Retrier)),
         };
-        // Records that were parked wait for nobody's partition; both have the same patience, at the same time.
-        let drained = match is_defect {
-            Err(drained) => {
-                retrier.finish(drain_deadline).await;
-                drained
-            }
-            Ok(defect) => {
-                let (mut drained, ()) = tokio::join!(running.drain(), retrier.finish(drain_deadline));
-                drained.result = drained.result.and(defect.map_or(Ok(()), Err));
-                drained
-            }
-        };
-        let closed = running.close(drained).await;
+        // Records that were parked wait for nobody's partition; all have the same patience, at the same time.
+        let (drained, ()) = tokio::join!(reading.drain(ended), retrier.finish(drain_deadline));
+        let closed = reading.close(drained).await.and(defect);
         // Its producer is waited for when it is dropped.
         drop(tokio::task::spawn_blocking(move || drop(letters)).await);
         closed
     }
 
-    async fn start(self) -> Result<(Running, Arc<DeadLetters>, RetrierTask), Error> {
+    async fn start(self) -> Result<(Reading, Arc<DeadLetters>, RetrierTask), Error> {
         check_database(&self.pool).await?;
-        let replays =
+        let replay_topics =
             topics::prepare(&self.kafka, &self.name, &self.topics, self.own_topics, self.format).await?;
         let letters = DeadLetters::new(&self.kafka, &self.name, &self.member.group, self.format);
         let letters = Arc::new(letters.map_err(Error::Client)?);
         let Tasks { lanes, retrier } = (self.factory)(self.inbox, Arc::clone(&letters));
+        let replays = Member {
+            group: dead_letter::replay_group(&self.member.group),
+            instance: self.member.instance.clone(),
+        };
+        let replay_settings = Settings {
+            consumer: self.name.clone(),
+            label: format!("{}.replay", self.name),
+            // Nobody asks for it: what is replayed is looked after by an operator.
+            health: Health::new(self.pool.clone(), self.drain_deadline),
+            config: self.kafka.consumer(&replays),
+            topics: replay_topics,
+            limits: self.limits.of_replays(),
+            drain_deadline: self.drain_deadline,
+        };
         let settings = Settings {
             consumer: self.name.clone(),
+            label: self.name.clone(),
             health: self.health,
             config: self.kafka.consumer(&self.member),
-            topics: self.topics.into_iter().chain(replays).collect(),
+            topics: self.topics,
             limits: self.limits,
             drain_deadline: self.drain_deadline,
         };
-        let running = Running::start(settings, lanes).await?;
+        let topics = Running::start(settings, Arc::clone(&lanes)).await?;
+        let replays = if replay_settings.topics.is_empty() {
+            None
+        } else {
+            Some(Running::start(replay_settings, lanes).await?)
+        };
         let (stop, stopped) = watch::channel(false);
         let retrier = RetrierTask { stop, task: tokio::spawn(retrier(Stop(stopped))) };
         tracing::info!(consumer = self.name, group = self.member.group, "consumer started");
-        Ok((running, letters, retrier))
+        Ok((Reading { topics, replays }, letters, retrier))
+    }
+}
+
+/// What is read: the topics, and apart from them the replay topics that there are.
+struct Reading {
+    topics: Running,
+    replays: Option<Running>,
+}
+
+/// The one that has stopped by itself.
+enum Ended {
+    Topics(Drained),
+    Replays(Drained),
+}
+
+impl Reading {
+    /// Waits until one of them has stopped reading by itself, which only an error makes it do.
+    async fn failed(&mut self) -> Ended {
+        let Self { topics, replays } = self;
+        let Some(replays) = replays else { return Ended::Topics(topics.failed().await) };
+        tokio::select! {
+            biased;
+            drained = topics.failed() => Ended::Topics(drained),
+            drained = replays.failed() => Ended::Replays(drained),
+        }
+    }
+
+    /// Asks whatever still reads to drain, and waits for it. Each keeps its own deadline.
+    async fn drain(&mut self, ended: Option<Ended>) -> (Drained, Option<Drained>) {
+        let Self { topics, replays } = self;
+        let (drained, drained_replays) = match ended {
+            Some(Ended::Topics(drained)) => (Some(drained), None),
+            Some(Ended::Replays(drained)) => (None, Some(drained)),
+            None => (None, None),
+        };
+        let topics = async {
+            match drained {
+                Some(drained) => drained,
+                None => topics.drain().await,
+            }
+        };
+        let replays = async {
+            match (drained_replays, replays) {
+                (Some(drained), _) => Some(drained),
+                (None, Some(replays)) => Some(replays.drain().await),
+                (None, None) => None,
+            }
+        };
+        tokio::join!(topics, replays)
+    }
+
+    /// Leaves the groups.
+    async fn close(self, (drained, drained_replays): (Drained, Option<Drained>)) -> Result<(), Error> {
+        let replays = async {
+            match self.replays.zip(drained_replays) {
+                Some((replays, drained)) => replays.close(drained).await,
+                None => Ok(()),
+            }
+        };
+        let (closed, closed_replays) = tokio::join!(self.topics.close(drained), replays);
+        closed.and(closed_replays)
     }
 }
 

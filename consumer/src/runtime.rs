@@ -10,7 +10,8 @@
 //! One OS thread owns the consumer: it polls, takes part in rebalances, pauses and resumes, and alone commits offsets, so
 //! a slow handler never keeps it from polling and the group never loses a member for it. Lanes are tasks of the caller's
 //! tokio runtime and never touch Kafka's consumer. A lane is known by a number of its own, not by its partition: what a
-//! lane reports after its partition was revoked reaches nothing, also when the partition has come back.
+//! lane reports after its partition was revoked reaches nothing, also when the partition has come back. Replay topics have a
+//! consumer and a thread of their own ([`crate::run`] says why).
 //!
 //! *Rebalance.* On revocation the lanes concerned finish the record in hand, at most until the drain deadline; what is
 //! settled is committed, unless the assignment was lost; the rest is dropped and read again by the next owner. A lane
@@ -59,6 +60,8 @@ pub(crate) struct LaneId(pub(crate) u64);
 
 pub(crate) struct Settings {
     pub(crate) consumer: String,
+    /// What its own series are labelled with.
+    pub(crate) label: String,
     pub(crate) health: Health,
     pub(crate) config: ClientConfig,
     pub(crate) topics: Vec<String>,
@@ -95,10 +98,10 @@ impl Drop for StopFlag {
 
 impl Running {
     pub(crate) async fn start(settings: Settings, spawn: Spawn) -> Result<Self, Error> {
-        let Settings { consumer, health, config, topics, limits, drain_deadline } = settings;
+        let Settings { consumer, label, health, config, topics, limits, drain_deadline } = settings;
         let assignment = Assignment::new(Handle::current(), spawn, limits);
-        metrics::describe(&consumer);
-        let context = Context::new(consumer, health, assignment, drain_deadline);
+        metrics::describe(&label);
+        let context = Context::new(consumer, label, health, assignment, drain_deadline);
         let making =
             tokio::task::spawn_blocking(move || BaseConsumer::from_config_and_context(&config, context));
         let client = making.await.map_err(|_| Error::Thread)?.map_err(Error::Client)?;

@@ -4,7 +4,7 @@
 //! A topic to consume that does not exist is an error: it is a misspelling more often than a topic to come. The two
 //! topics of one's own are created where that is allowed, with as many partitions as the original; where it is not, the
 //! consumer starts all the same and says what is missing, because most records need neither. The replay topics that are there are
-//! read like the others; one that is made later is read after the next start.
+//! read, in a group of their own; one that is made later is read after the next start.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -63,6 +63,12 @@ pub fn replay_topic(topic: &str, consumer: &str) -> String {
     format!("{topic}.{consumer}.replay")
 }
 
+/// The consumer group that reads the replay topics of the consumer whose own group is `group`.
+#[must_use]
+pub fn replay_group(group: &str) -> String {
+    format!("{group}.replay")
+}
+
 /// Whether a header is one of these.
 #[must_use]
 pub fn is_own(header: &str) -> bool {
@@ -423,6 +429,7 @@ mod tests {
         assert_eq!(Format::Own.topic("orders", "billing"), "orders.billing.dlt");
         assert_eq!(Format::Spring.topic("orders", "billing"), "orders-dlt");
         assert_eq!(replay_topic("orders", "billing"), "orders.billing.replay");
+        assert_eq!(replay_group("billing"), "billing.replay");
     }
 
     #[test]

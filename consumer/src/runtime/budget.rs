@@ -20,6 +20,13 @@ pub(crate) struct Limits {
     pub(crate) total_bytes: usize,
 }
 
+impl Limits {
+    /// What is replayed comes beside the rest, and seldom: it has a quarter of that.
+    pub(crate) fn of_replays(self) -> Self {
+        Self { total_bytes: (self.total_bytes / 4).max(1), ..self }
+    }
+}
+
 /// What a lane that was given a record does next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pressure {

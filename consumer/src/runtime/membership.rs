@@ -30,6 +30,7 @@ const REPEAT_AFTER: Duration = Duration::from_secs(30);
 /// What librdkafka's callbacks work on. They run on the poll thread, inside `poll`.
 pub(super) struct Context {
     consumer: String,
+    label: String,
     health: Health,
     state: Mutex<State>,
     drain_deadline: Duration,
@@ -56,6 +57,7 @@ pub(super) enum Membership {
 impl Context {
     pub(super) fn new(
         consumer: String,
+        label: String,
         health: Health,
         assignment: Assignment,
         drain_deadline: Duration,
@@ -67,11 +69,16 @@ impl Context {
             stopped: Vec::new(),
             end: None,
         };
-        Self { consumer, health, state: Mutex::new(state), drain_deadline }
+        Self { consumer, label, health, state: Mutex::new(state), drain_deadline }
     }
 
     pub(super) fn consumer(&self) -> &str {
         &self.consumer
+    }
+
+    /// What its own series are labelled with.
+    pub(super) fn label(&self) -> &str {
+        &self.label
     }
 
     pub(super) fn health(&self) -> &Health {
@@ -124,7 +131,7 @@ impl Context {
         if self.state().membership == Membership::Member {
             self.health.joined();
         }
-        metrics::rebalanced(&self.consumer, Rebalance::Assigned);
+        metrics::rebalanced(&self.label, Rebalance::Assigned);
         tracing::info!(partitions = %names(&list), "assigned");
     }
 
@@ -142,7 +149,7 @@ impl Context {
         if !lost && !settled.is_empty() {
             // Sent before we leave: both go to the coordinator one after the other.
             let sent = list(&settled).and_then(|list| consumer.commit(&list, CommitMode::Async));
-            metrics::committed(&self.consumer, sent.is_ok().into(), settled.len());
+            metrics::committed(&self.label, sent.is_ok().into(), settled.len());
             if let Err(error) = sent {
                 tracing::warn!(%error, "cannot commit on revocation; the next owner reads some records again");
             }
@@ -157,7 +164,7 @@ impl Context {
         if lost {
             self.health.lost();
         }
-        metrics::rebalanced(&self.consumer, if lost { Rebalance::Lost } else { Rebalance::Revoked });
+        metrics::rebalanced(&self.label, if lost { Rebalance::Lost } else { Rebalance::Revoked });
         tracing::info!(partitions = %names(taken), lost, "revoked");
     }
 

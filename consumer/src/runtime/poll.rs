@@ -127,7 +127,7 @@ impl Poller {
         let assigned = state.assignment.all();
         let stopped = state.stopped.iter().filter(|partition| assigned.contains(partition)).count();
         drop(state);
-        let consumer = self.consumer.context().consumer();
+        let consumer = self.consumer.context().label();
         metrics::in_flight(consumer, records, bytes);
         metrics::partitions(consumer, assigned.len(), stopped);
     }
@@ -153,7 +153,7 @@ impl Poller {
             return;
         }
         let sent = list(&due).and_then(|list| self.consumer.commit(&list, CommitMode::Async));
-        metrics::committed(self.consumer.context().consumer(), sent.is_ok().into(), due.len());
+        metrics::committed(self.consumer.context().label(), sent.is_ok().into(), due.len());
         if let Err(error) = sent {
             tracing::warn!(%error, "cannot commit; it is repeated");
             self.consumer.context().state().assignment.commit_failed();

@@ -188,10 +188,6 @@ impl World {
         format!("{}.billing.dlt", self.topic)
     }
 
-    pub(crate) fn replays(&self) -> String {
-        format!("{}.billing.replay", self.topic)
-    }
-
     pub(crate) async fn pool_of(&self, connections: u32) -> PgPool {
         PgPoolOptions::new().max_connections(connections).connect_with(self.options.clone()).await.unwrap()
     }
@@ -290,12 +286,7 @@ impl World {
         self.committed_on(&self.topic, group, partition).await
     }
 
-    /// The group's committed offset of partition 0 of another topic.
-    pub(crate) async fn committed_of(&self, topic: &str) -> Option<i64> {
-        self.committed_on(topic, &self.group(), 0).await
-    }
-
-    async fn committed_on(&self, topic: &str, group: &str, partition: i32) -> Option<i64> {
+    pub(crate) async fn committed_on(&self, topic: &str, group: &str, partition: i32) -> Option<i64> {
         let (group, topic) = (group.to_owned(), topic.to_owned());
         tokio::task::spawn_blocking(move || {
             let consumer: BaseConsumer = client().set("group.id", group).create().unwrap();
@@ -385,18 +376,10 @@ impl Drop for World {
                     let _ = connection.execute(AssertSqlSafe(drop)).await;
                 }
                 let admin: AdminClient<DefaultClientContext> = client().create().unwrap();
-                let own = [
-                    "billing.dlt",
-                    "billing.replay",
-                    "metered.dlt",
-                    "metered.replay",
-                    "expired.dlt",
-                    "expired.replay",
-                    "late.dlt",
-                    "late.replay",
-                ];
+                let own = ["billing", "metered", "expired", "late"];
+                let own =
+                    own.iter().flat_map(|consumer| [format!("{consumer}.dlt"), format!("{consumer}.replay")]);
                 let topics: Vec<String> = own
-                    .iter()
                     .map(|own| format!("{topic}.{own}"))
                     .chain([format!("{topic}-dlt"), topic.clone()])
                     .collect();

@@ -10,6 +10,10 @@ use uuid::Uuid;
 use crate::batched::Sheets;
 use crate::fixture::{Probe, Running, Send, World, eventually, header, in_world, logged};
 
+fn replays(world: &World) -> String {
+    format!("{}.billing.replay", world.topic)
+}
+
 /// Writes a plan whose items are these keys, all of them sent.
 async fn plan(world: &World, keys: &[&str]) -> Uuid {
     let plan = Uuid::new_v4();
@@ -45,7 +49,7 @@ async fn replay(world: &World, record: Send<'_>, plan: Uuid, item: i64) {
     record.headers.push(("replay-plan", Some(plan.as_bytes())));
     record.headers.push(("replay-item", Some(item.as_bytes())));
     record.headers.push(("replay-round", Some(b"1")));
-    world.send_to(&world.replays(), record).await;
+    world.send_to(&replays(world), record).await;
 }
 
 async fn items(world: &World, plan: Uuid) -> Vec<String> {
@@ -67,7 +71,7 @@ async fn eventually_items(world: &World, plan: Uuid, expected: &[&str]) {
 /// Waits until so many records of the replay topic were settled.
 async fn settled(world: &World, count: i64) {
     eventually("the replay topic is consumed", || async {
-        let committed = world.committed_of(&world.replays()).await;
+        let committed = world.committed_on(&replays(world), &format!("{}.replay", world.group()), 0).await;
         if committed == Some(count) { Ok(()) } else { Err(format!("{committed:?}")) }
     })
     .await;
@@ -134,7 +138,7 @@ fn nothing_but_an_item_of_this_consumers_plan_and_of_this_key_runs_what_is_dead(
             .await
             .unwrap();
         // No item, no such plan, another consumer's item; and then another key's.
-        world.send_to(&world.replays(), Send::new("1", "permanent")).await;
+        world.send_to(&replays(&world), Send::new("1", "permanent")).await;
         replay(&world, Send::new("1", "permanent"), Uuid::new_v4(), 1).await;
         replay(&world, Send::new("2", "permanent"), plan, 1).await;
         settled(&world, 3).await;
@@ -295,7 +299,7 @@ fn a_handler_is_told_the_topic_that_a_replayed_message_belongs_to() {
         let probe = Probe::new();
         let running = start(&world, &probe);
         eventually("the replay topic is assigned", || async {
-            if logged(&[&world.replays(), "assigned"]).is_empty() { Err(String::new()) } else { Ok(()) }
+            if logged(&[&replays(&world), "assigned"]).is_empty() { Err(String::new()) } else { Ok(()) }
         })
         .await;
         let plan = plan(&world, &["/test#1"]).await;

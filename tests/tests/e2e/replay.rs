@@ -49,12 +49,14 @@ impl Shop {
     }
 
     async fn consumed(&self) -> Outcome {
-        for topic in [&self.topic, &self.replays()] {
+        for (topic, group) in
+            [(&self.topic, self.group.clone()), (&self.replays(), format!("{}.replay", self.group))]
+        {
             eventually("all records consumed", PATIENCE, async || {
                 if self.site.kafka().partitions(topic).await? == 0 {
                     fail!("no topic {topic} yet");
                 }
-                let lag = self.site.kafka().lag(&self.group, topic).await?;
+                let lag = self.site.kafka().lag(&group, topic).await?;
                 if lag == 0 { Ok(()) } else { fail!("{lag} records of {topic} are not committed") }
             })
             .await?;
