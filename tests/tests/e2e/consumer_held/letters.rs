@@ -188,10 +188,8 @@ impl<'a> Case<'a> {
         match self.step {
             Step::Unproduced => {
                 self.proxy.hold(Way::There);
-                let now: String =
-                    sqlx::query_scalar("SELECT clock_timestamp()::text").fetch_one(self.site.pool()).await?;
                 self.lock.execute("SELECT pg_advisory_unlock(1)").await?;
-                self.describes_a_letter(&now).await?;
+                self.goes_on(1).await?;
             }
             Step::Unacknowledged => {
                 self.proxy.hold(Way::Back);
@@ -236,33 +234,33 @@ impl<'a> Case<'a> {
     /// Waits until the consumer waits for that lock.
     async fn waits(&self, lock: i64) -> Outcome {
         eventually(format!("{self}: the consumer at lock {lock}"), PATIENCE, async || {
-            let waiting: i64 = sqlx::query_scalar(
-                "SELECT count(*) FROM pg_locks l JOIN pg_stat_activity a USING (pid)
-                 WHERE a.datname = current_database() AND a.application_name = $1 AND NOT l.granted
-                   AND l.locktype = 'advisory' AND l.objid::bigint = $2 AND l.classid = 0",
-            )
-            .bind(self.name())
-            .bind(lock)
-            .fetch_one(self.site.pool())
-            .await?;
-            if waiting > 0 { Ok(()) } else { fail!("it does not wait") }
+            match self.waiting(lock).await? {
+                0 => fail!("it does not wait"),
+                _ => Ok(()),
+            }
         })
         .await
     }
 
-    /// Waits until the consumer has asked for the time that a letter says: the next thing that it does is to hand it over.
-    async fn describes_a_letter(&self, since: &str) -> Outcome {
-        eventually(format!("{self}: the letter to be described"), PATIENCE, async || {
-            let asked: bool = sqlx::query_scalar(
-                "SELECT EXISTS (SELECT FROM pg_stat_activity
-                                WHERE datname = current_database() AND application_name = $1 AND state = 'idle'
-                                  AND query LIKE '%time that dead letters carry%' AND query_start > $2::timestamptz)",
-            )
-            .bind(self.name())
-            .bind(since)
-            .fetch_one(self.site.pool())
-            .await?;
-            if asked { Ok(()) } else { fail!("it was not") }
+    async fn waiting(&self, lock: i64) -> Outcome<i64> {
+        Ok(sqlx::query_scalar(
+            "SELECT count(*) FROM pg_locks l JOIN pg_stat_activity a USING (pid)
+             WHERE a.datname = current_database() AND a.application_name = $1 AND NOT l.granted
+               AND l.locktype = 'advisory' AND l.objid::bigint = $2 AND l.classid = 0",
+        )
+        .bind(self.name())
+        .bind(lock)
+        .fetch_one(self.site.pool())
+        .await?)
+    }
+
+    /// Waits until the consumer waits for that lock no more: within a moment it hands its letter over.
+    async fn goes_on(&self, lock: i64) -> Outcome {
+        eventually(format!("{self}: the consumer past lock {lock}"), PATIENCE, async || {
+            match self.waiting(lock).await? {
+                0 => Ok(()),
+                waiting => fail!("{waiting} wait"),
+            }
         })
         .await
     }
