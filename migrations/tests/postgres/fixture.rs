@@ -1,5 +1,7 @@
 //! A database for each test, dropped at its end, with the roles made for it, whatever happened in it.
 
+use std::path::Path;
+
 use std::panic::{AssertUnwindSafe, resume_unwind};
 use std::str::FromStr as _;
 use std::time::Duration;
@@ -32,15 +34,16 @@ pub(crate) async fn outbox(test: impl AsyncFnOnce(&Database)) {
 
 /// The numbers of the files in `outbox/`, in order: what a new outbox is made by.
 pub(crate) fn outbox_versions() -> Vec<i64> {
-    let mut versions: Vec<i64> = outbox_texts().into_iter().map(|(version, _)| version).collect();
+    let mut versions: Vec<i64> = texts("outbox").into_iter().map(|(version, _)| version).collect();
     versions.sort_unstable();
     versions
 }
 
-fn outbox_texts() -> Vec<(i64, String)> {
-    let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/outbox");
+/// The numbered files of a line of migrations.
+pub(crate) fn texts(line: &str) -> Vec<(i64, String)> {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join(line);
     let files = std::fs::read_dir(directory)
-        .expect("read migrations/outbox")
+        .expect("read a line of migrations")
         .map(|file| file.expect("a file").path());
     files
         .filter_map(|path| {
@@ -53,7 +56,7 @@ fn outbox_texts() -> Vec<(i64, String)> {
 /// Runs a test on a database whose outbox, of 8 shards, an older baton migrated: up to this version, from 2 on.
 pub(crate) async fn outbox_of(version: i64, test: impl AsyncFnOnce(&Database)) {
     empty(async |db| {
-        let mut texts = outbox_texts();
+        let mut texts = texts("outbox");
         texts.retain(|(number, _)| *number <= version);
         texts.sort();
         let migrations = texts.into_iter().map(|(number, text)| {

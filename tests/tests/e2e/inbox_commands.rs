@@ -93,7 +93,7 @@ impl Scene {
     }
 
     async fn parked(&self) -> Outcome<Vec<(String, String)>> {
-        let rows = sqlx::query_as("SELECT idempotency_key, state FROM inbox.parked ORDER BY sequence");
+        let rows = sqlx::query_as("SELECT idempotency_key, state FROM inbox.parked ORDER BY key, sequence");
         Ok(rows.fetch_all(self.site.pool()).await?)
     }
 

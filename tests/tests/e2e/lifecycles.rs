@@ -241,10 +241,15 @@ fn owned(words: &BTreeSet<&str>) -> BTreeSet<String> {
     words.iter().map(|word| (*word).to_owned()).collect()
 }
 
-/// The words in a constraint's definition: what stands between quotation marks.
+/// The words in a constraint's definition: what stands between quotation marks. Where one function stands for all constraints of
+/// its table, the line that breaks this one.
 async fn written_in(site: &Site, table: &str, constraint: &str) -> Outcome<BTreeSet<String>> {
     let definition: String = sqlx::query_scalar(
-        "SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conrelid = $1::text::regclass AND conname = $2",
+        "SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conrelid = $1::text::regclass AND conname = $2
+         UNION ALL
+         SELECT split_part(line, ' THEN ', 1)
+         FROM pg_proc, regexp_split_to_table(prosrc, '\n') line
+         WHERE oid = to_regproc($1 || '_is_valid') AND line LIKE '% THEN ''' || $2 || ''''",
     )
     .bind(table)
     .bind(constraint)
