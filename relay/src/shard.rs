@@ -95,16 +95,20 @@ async fn publish(links: &Links, mut cursor: Cursor) -> Result<Ended, database::E
                         Duration::ZERO
                     }
                     _ => {
-                        let refused: Vec<i64> = refused.iter().chain(&which).map(|w| w.position).collect();
+                        let mut refused: Vec<i64> =
+                            refused.iter().chain(&which).map(|w| w.position).collect();
+                        refused.sort_unstable();
+                        refused.dedup();
                         if sure == Sure::Among {
                             tracing::warn!(
                                 shard = links.shard,
-                                rows = refused.len() - 1,
+                                rows = refused.len(),
                                 "kafka refused a batch, its messages go again in smaller ones: {error}"
                             );
                         }
                         care.refused(&refused, sure, cause, &error);
-                        Duration::ZERO
+                        // Whoever it was, it is not known to be in flight: as if the producer had broken.
+                        if refused.is_empty() { broken.next_delay() } else { Duration::ZERO }
                     }
                 }
             }
