@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep_until};
 use uuid::Uuid;
 
 use super::letters::{Cluster, Full, Reader};
-use super::pace::pace;
+use super::pace;
 use super::progress::Progress;
 use super::send::{Sender, Sent, remedy};
 use super::store::{self, Claimed, LEASE, Plan};
@@ -165,8 +165,8 @@ impl Run<'_> {
         stop: impl Future<Output = ()>,
     ) -> Result<End, Error> {
         let mut stop = std::pin::pin!(stop);
-        let (most, pause) = pace(rate);
         let mut next = Instant::now();
+        let mut before: Option<Instant> = None;
         let mut show = next;
         loop {
             let allowed = limit.map_or(u64::MAX, |limit| limit.get().saturating_sub(self.own));
@@ -178,8 +178,10 @@ impl Run<'_> {
                 () = &mut stop => return Ok(End::Stopped),
                 () = sleep_until(next) => {}
             }
-            let most = most.min(u32::try_from(allowed).unwrap_or(u32::MAX));
             let asked = Instant::now();
+            let most = pace::items(rate, before.map(|before| asked - before))
+                .min(u32::try_from(allowed).unwrap_or(u32::MAX));
+            before = Some(asked);
             let claimed = store::claim(connection, self.id, &self.owner, most, &self.gone).await?;
             if claimed.is_empty() {
                 let left = store::left(connection, self.id).await?;
@@ -198,8 +200,7 @@ impl Run<'_> {
                 let sent = u64::try_from(self.plan.items - left.waiting - left.sending).unwrap_or_default();
                 self.progress.show(sent, self.own);
             }
-            // What was missed is not made up for: the rate is a bound.
-            next = (next + pause).max(asked + pause);
+            next = asked + pace::pause(rate);
         }
     }
 
