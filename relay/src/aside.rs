@@ -221,7 +221,7 @@ impl Aside {
     }
 
     /// A producer's life begins: what was slated and not written is read again.
-    pub(crate) fn begin(&self) {
+    pub(crate) fn start_anew(&self) {
         let mut inner = self.lock();
         inner.slated = 0;
         inner.slated_counted = 0;
@@ -332,7 +332,7 @@ mod tests {
         aside.slate(&slated(Some(gone), Reason::Behind));
         aside.written([&written].into_iter());
         assert_eq!(aside.counted(), 2);
-        aside.begin();
+        aside.start_anew();
         assert!(aside.waits(kept).is_some() && aside.waits(gone).is_none());
         assert_eq!(aside.counted(), 1);
     }
@@ -376,11 +376,11 @@ mod tests {
                     }
                     Step::Advance => {
                         table += on_the_way.len();
-                        aside.written(on_the_way.drain(..).collect::<Vec<_>>().iter());
+                        aside.written(std::mem::take(&mut on_the_way).iter());
                     }
                     Step::Die => {
                         on_the_way.clear();
-                        aside.begin();
+                        aside.start_anew();
                     }
                     Step::Ask if asked.is_none() => {
                         let (moment, was_slated) = (aside.moment(), aside.is_slated(key));

@@ -44,7 +44,7 @@ impl Care {
                 self.suspects.extend(positions);
                 self.group = (positions.len() / NARROWER).max(1);
             }
-            (Sure::Exactly, _) | (Sure::Among, _) => {
+            (Sure::Exactly | Sure::Among, _) => {
                 for position in positions {
                     self.suspects.remove(position);
                     self.condemned.insert(*position, (cause, error.to_owned()));

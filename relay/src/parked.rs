@@ -43,14 +43,21 @@ pub(crate) struct Grip {
 /// What a shard's owner asks.
 #[derive(Debug)]
 pub(crate) enum Request {
-    /// Lets what waits for nothing be tried, and says what there is.
-    Look { grip: Grip, reply: oneshot::Sender<Answer<Look>> },
+    /// Says what there is; first, where that is asked for, lets what waits for nothing be tried.
+    Look { grip: Grip, tidy: Tidy, reply: oneshot::Sender<Answer<Look>> },
     /// The messages that are due, one of each key.
     Due { shard: i16, rows: usize, bytes: usize, reply: oneshot::Sender<Vec<Tried>> },
     /// Those behind one of a key, in order.
     Behind { shard: i16, behind: Behind, rows: usize, bytes: usize, reply: oneshot::Sender<Vec<Row>> },
     /// What became of those that were tried.
     Settle { grip: Grip, settled: Vec<Settled>, reply: oneshot::Sender<Answer<Vec<Left>>> },
+}
+
+/// Whether a look tidies up first, which looks at every key that waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Tidy {
+    First,
+    NotNow,
 }
 
 /// An answer to what is guarded by a lease.
@@ -125,7 +132,7 @@ pub(crate) async fn run(mut requests: mpsc::Receiver<Request>, settings: Arc<Set
 /// Answers one. A shard that has gone meanwhile needs no answer.
 async fn serve(connection: &mut PgConnection, request: Request, owner: &str) -> Result<(), Error> {
     match request {
-        Request::Look { grip, reply } => drop(reply.send(look(connection, owner, grip).await?)),
+        Request::Look { grip, tidy, reply } => drop(reply.send(look(connection, owner, grip, tidy).await?)),
         Request::Due { shard, rows, bytes, reply } => {
             drop(reply.send(due(connection, shard, rows, bytes).await?));
         }
@@ -171,15 +178,13 @@ pub(crate) async fn paused(
     Ok(topics.into_iter().collect())
 }
 
-async fn look(connection: &mut PgConnection, owner: &str, grip: Grip) -> Result<Answer<Look>, Error> {
-    let asked = sqlx::query_scalar(include_str!("../queries/parked_tidy.sql"))
-        .bind(owner)
-        .bind(grip.token)
-        .bind(grip.shard)
-        .bind(grip.generation)
-        .fetch_optional(&mut *connection);
-    let tidied: Option<i64> = answer("tidying what is set aside", PATIENCE, asked).await?;
-    if tidied.is_none() {
+async fn look(
+    connection: &mut PgConnection,
+    owner: &str,
+    grip: Grip,
+    tidy: Tidy,
+) -> Result<Answer<Look>, Error> {
+    if tidy == Tidy::First && !tidy_up(connection, owner, grip).await? {
         return Ok(Answer::Fenced);
     }
     let asked =
@@ -188,6 +193,18 @@ async fn look(connection: &mut PgConnection, owner: &str, grip: Grip) -> Result<
         answer("looking at what is set aside", PATIENCE, asked).await?;
     let due_in = due_ms.map(|ms| Duration::from_millis(u64::try_from(ms).unwrap_or(0)));
     Ok(Answer::Done(Look { is_occupied, counted: number(Some(counted)), due_in }))
+}
+
+/// Whether the lease was ours to do so by.
+async fn tidy_up(connection: &mut PgConnection, owner: &str, grip: Grip) -> Result<bool, Error> {
+    let asked = sqlx::query_scalar(include_str!("../queries/parked_tidy.sql"))
+        .bind(owner)
+        .bind(grip.token)
+        .bind(grip.shard)
+        .bind(grip.generation)
+        .fetch_optional(connection);
+    let tidied: Option<i64> = answer("tidying what is set aside", PATIENCE, asked).await?;
+    Ok(tidied.is_some())
 }
 
 async fn due(

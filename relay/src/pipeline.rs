@@ -141,7 +141,7 @@ pub(crate) struct Pipeline<'a> {
 
 impl<'a> Pipeline<'a> {
     pub(crate) fn new(links: &'a Links, publisher: Publisher, durable: Cursor, care: &'a mut Care) -> Self {
-        links.aside.begin();
+        links.aside.start_anew();
         Self {
             links,
             publisher: Arc::new(publisher),

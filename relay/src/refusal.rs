@@ -69,7 +69,7 @@ pub(crate) fn of_size(bytes: usize) -> String {
 }
 
 /// What its topic takes, in words.
-pub(crate) fn allows(limit: impl std::fmt::Display) -> String {
+pub(crate) fn allows(limit: usize) -> String {
     format!("its topic takes batches of at most {limit} bytes ({LIMIT})")
 }
 

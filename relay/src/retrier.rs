@@ -28,7 +28,7 @@ use crate::aside::{KeyHash, after_refusal};
 use crate::database::Error;
 use crate::fenced::Operation;
 use crate::links::{Links, Order};
-use crate::parked::{Answer, Behind, Grip, Left, Request, Settled, Tried};
+use crate::parked::{Answer, Behind, Grip, Left, Request, Settled, Tidy, Tried};
 use crate::pipeline::Which;
 use crate::publish::{Failure, HandOver, Prepared, Publisher};
 use crate::read::Row;
@@ -78,6 +78,7 @@ pub(crate) async fn run(links: &Links, over: watch::Receiver<bool>) -> Result<()
         met: HashSet::new(),
         sick: HashMap::new(),
         outages: outages.delays(),
+        tidied: None,
     };
     let ended = retrier.follow().await;
     retrier.drop_publisher().await;
@@ -93,6 +94,7 @@ struct Retrier<'a> {
     /// Topics that are left alone until then.
     sick: HashMap<String, Instant>,
     outages: retry::Delays,
+    tidied: Option<Instant>,
 }
 
 /// A round: what it has found out, and not settled.
@@ -117,7 +119,10 @@ impl Retrier<'_> {
             }
             let asked = self.links.aside.moment();
             let grip = self.grip();
-            let Some(answer) = self.ask(|reply| Request::Look { grip, reply }).await else { return Ok(()) };
+            let tidy = self.tidies();
+            let Some(answer) = self.ask(|reply| Request::Look { grip, tidy, reply }).await else {
+                return Ok(());
+            };
             let Answer::Done(look) = answer else { return self.fenced() };
             self.links.aside.looked(look.is_occupied, look.counted, asked);
             match look.due_in {
@@ -135,6 +140,16 @@ impl Retrier<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Tidying looks at every key that waits, so it is not done for each round.
+    fn tidies(&mut self) -> Tidy {
+        let now = Instant::now();
+        if self.tidied.is_some_and(|at| now.saturating_duration_since(at) < LOOK_EVERY) {
+            return Tidy::NotNow;
+        }
+        self.tidied = Some(now);
+        Tidy::First
     }
 
     /// Tries what is due. `None`: the shard is let go.

@@ -71,15 +71,13 @@ impl Pipeline<'_> {
                 break;
             }
             let Some(mut prepared) = self.in_hand.pop_front() else { break };
-            let goes_on = self.feed_one(&mut prepared, &mut known, now);
-            match goes_on {
-                Ok(Fed::Gone) => {}
-                Ok(Fed::Kept) => {
+            match self.feed_one(&mut prepared, &mut known, now)? {
+                Fed::Gone => {}
+                Fed::Kept => {
                     self.in_hand.push_front(prepared);
                     break;
                 }
-                Ok(Fed::Again) => self.in_hand.push_front(prepared),
-                Err(error) => return Err(error),
+                Fed::Again => self.in_hand.push_front(prepared),
             }
         }
         Ok(())

@@ -20,6 +20,7 @@
 //! | [`refusals`] | what Kafka refuses parks its topic and key and holds up nothing else |
 //! | [`parking`] | what becomes of it then: order, budget, bound, what operators do |
 //! | [`parking_held`] | a relay killed at any point around parking and retrying loses and reorders nothing |
+//! | [`poison`] | many poison keys of every kind hold up no other, and all arrive once they are mended |
 //! | [`rebase`] | an outbox that moves to another cluster skips nothing and repeats what was foretold |
 //! | [`retention`] | space comes back, never at the cost of a message, a producer or a dump |
 //! | [`lifecycles`] | the database knows the words of the lifecycles, and decides as the rule of a lease does |
@@ -65,6 +66,7 @@ mod parking_held;
 mod partitions;
 mod plans;
 mod planted;
+mod poison;
 mod pooler;
 mod rebase;
 mod refusals;
