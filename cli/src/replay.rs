@@ -68,7 +68,7 @@ pub(crate) enum Error {
         item: i64,
         what_to_do: &'static str,
         #[source]
-        source: KafkaError,
+        source: Box<KafkaError>,
     },
     #[error(
         "{items} items were not acknowledged by {topic}: they may be on it or not, and are sent again, with the same key, by a run in 30 s or later"
@@ -77,7 +77,7 @@ pub(crate) enum Error {
         topic: String,
         items: usize,
         #[source]
-        source: KafkaError,
+        source: Box<KafkaError>,
     },
     #[error(
         "{items} items cannot be sent, because their dead letters are no longer on {topic} (deleted, or its retention is over); the others are sent"

@@ -16,6 +16,9 @@ use time::OffsetDateTime;
 
 use super::args::Wish;
 
+/// A record's headers, in order.
+pub(super) type SeenHeaders<'a> = Vec<(&'a str, Option<&'a [u8]>)>;
+
 /// One record of the dead-letter topic, as it is read.
 #[derive(Debug, Clone)]
 pub(super) struct Seen<'a> {
@@ -24,7 +27,7 @@ pub(super) struct Seen<'a> {
     pub(super) timestamp_ms: Option<i64>,
     pub(super) key: Option<&'a [u8]>,
     /// None where a header's name is not text.
-    pub(super) headers: Option<Vec<(&'a str, Option<&'a [u8]>)>>,
+    pub(super) headers: Option<SeenHeaders<'a>>,
 }
 
 /// A letter that speaks for its record.

@@ -16,6 +16,7 @@ use rdkafka::{ClientConfig, Message as _, Offset, TopicPartitionList};
 use tokio::time::Instant;
 
 use super::Error;
+use super::choose::SeenHeaders;
 
 /// How long one question to the brokers may take.
 pub(super) const PATIENCE: Duration = Duration::from_secs(15);
@@ -205,7 +206,7 @@ impl Reader {
 }
 
 /// A record's headers; none where a name is not text, which rdkafka offers no way to ask, and panics on.
-pub(super) fn headers<'m>(message: &'m BorrowedMessage<'_>) -> Option<Vec<(&'m str, Option<&'m [u8]>)>> {
+pub(super) fn headers<'m>(message: &'m BorrowedMessage<'_>) -> Option<SeenHeaders<'m>> {
     match message.headers() {
         None => Some(Vec::new()),
         Some(headers) => catch_unwind(AssertUnwindSafe(|| {

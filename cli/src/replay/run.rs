@@ -76,7 +76,7 @@ pub(super) async fn run(
     store::audit(
         &mut connection,
         "replay run",
-        &with(&arguments, json!({"event": "begun", "left": begun})),
+        &with(&arguments, &json!({"event": "begun", "left": begun})),
         0,
     )
     .await?;
@@ -100,7 +100,8 @@ pub(super) async fn run(
     let how = ended.as_ref().map_or("failed", |end| end.as_str());
     let affected = i64::try_from(own).unwrap_or(i64::MAX);
     let audited =
-        store::audit(&mut connection, "replay run", &with(&arguments, json!({"event": how})), affected).await;
+        store::audit(&mut connection, "replay run", &with(&arguments, &json!({"event": how})), affected)
+            .await;
     let end = ended?;
     audited?;
     let left = store::left(&mut connection, id).await?;
@@ -119,7 +120,7 @@ pub(super) async fn run(
     }
 }
 
-fn with(arguments: &serde_json::Value, more: serde_json::Value) -> serde_json::Value {
+fn with(arguments: &serde_json::Value, more: &serde_json::Value) -> serde_json::Value {
     let mut all = arguments.as_object().cloned().unwrap_or_default();
     all.extend(more.as_object().cloned().unwrap_or_default());
     all.retain(|_, value| !value.is_null());
@@ -278,11 +279,16 @@ impl Run<'_> {
         let topic = || self.plan.target.clone();
         if let Some((claimed, source)) = refused.into_iter().next() {
             let what_to_do = remedy(&source);
-            return Err(Error::Refused { topic: topic(), item: claimed.item, what_to_do, source });
+            return Err(Error::Refused {
+                topic: topic(),
+                item: claimed.item,
+                what_to_do,
+                source: Box::new(source),
+            });
         }
         let items = unknown.len();
         match unknown.into_iter().next() {
-            Some(source) => Err(Error::Unacknowledged { topic: topic(), items, source }),
+            Some(source) => Err(Error::Unacknowledged { topic: topic(), items, source: Box::new(source) }),
             None => Ok(()),
         }
     }

@@ -500,7 +500,7 @@ fn nothing_of_it_needs_more_than_an_operators_role() {
             sqlx::query_scalar("SELECT DISTINCT who FROM inbox.audit WHERE command LIKE 'replay %'")
                 .fetch_all(shop.site.pool())
                 .await?;
-        assert_eq!(who, [role.clone()]);
+        assert_eq!(who, std::slice::from_ref(&role));
         shop.site
             .pool()
             .execute(sqlx::AssertSqlSafe(format!("DROP OWNED BY {role}; DROP ROLE {role}")))
