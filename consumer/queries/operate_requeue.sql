@@ -1,8 +1,8 @@
 -- Lets records be tried again, now and in order. After parked_lock.sql for each of their keys. $1 sequences, $2 the states from which
 -- that may be. One that somebody is trying stays as it is, and so does whatever is in another state by now: it is not returned.
 -- A dead one has its whole budget again, and waits (`blocked`) behind an earlier one of its key that is not settled: where dead ones
--- hold nothing up, the consumers' sweep lets it go. Its work must be allowed to run: the row of the inbox that was marked dead with it,
--- for the same cause, becomes nobody's and of no attempt (message_retake.sql), under the next generation. That of a conflict belongs to
+-- hold nothing up, the consumers' sweep lets it go. Its work must be allowed to run: the row of the inbox that is dead with it, by
+-- now perhaps for another cause (a replay that died too), becomes nobody's and of no attempt (message_retake.sql), under the next generation. That of a conflict belongs to
 -- another payload, and stays.
 WITH chosen AS MATERIALIZED (
     SELECT p.sequence, p.consumer, p.scope, p.idempotency_key, p.state, p.cause,
@@ -18,7 +18,7 @@ WITH chosen AS MATERIALIZED (
         cause = NULL, error = NULL, finished_at = NULL
     FROM chosen c
     WHERE c.state = 'dead' AND c.cause <> 'conflict' AND m.consumer = c.consumer AND m.scope = c.scope AND m.key = c.idempotency_key
-      AND m.state = 'dead' AND m.cause = c.cause
+      AND m.state = 'dead'
     RETURNING 1
 )
 UPDATE inbox.parked p

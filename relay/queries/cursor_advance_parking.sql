@@ -1,6 +1,7 @@
 -- Moves cursors as cursor_advance.sql does ($1 to $9 as there), and in the same statement sets aside what they pass over: a copy
 -- of each message goes to outbox.parked, in the order given. $10 shards, $11 positions, $12 ids, $13 states, $14 causes or null,
--- $15 errors or null, $16 attempts, $17 milliseconds until the next attempt or null. A shard one of whose messages is not there any
+-- $15 errors or null, $16 attempts, $17 milliseconds until the next attempt or null, $18 generations: two of one shard may meet in one
+-- statement, and the older one sets nothing aside. A shard one of whose messages is not there any
 -- more moves no cursor and sets nothing aside: it is not returned either.
 WITH held AS MATERIALIZED (
     SELECT a.*, s.lease_until
@@ -19,8 +20,8 @@ WITH held AS MATERIALIZED (
 ),
 aside AS MATERIALIZED (
     SELECT p.*, m.idempotency_key, m.topic, m.key, m.type, m.payload, m.headers, m.created_at, m."position" IS NOT NULL AS is_there
-    FROM unnest($10::smallint[], $11::bigint[], $12::uuid[], $13::text[], $14::text[], $15::text[], $16::integer[], $17::bigint[])
-             WITH ORDINALITY AS p(shard, "position", id, state, cause, error, attempts, delay, n)
+    FROM unnest($10::smallint[], $11::bigint[], $12::uuid[], $13::text[], $14::text[], $15::text[], $16::integer[], $17::bigint[], $18::bigint[])
+             WITH ORDINALITY AS p(shard, "position", id, state, cause, error, attempts, delay, generation, n)
     LEFT JOIN LATERAL (
         SELECT * FROM outbox.message m WHERE m.shard = p.shard AND m."position" = p."position" AND m.id = p.id LIMIT 1
     ) m ON true
@@ -28,7 +29,7 @@ aside AS MATERIALIZED (
 moving AS MATERIALIZED (
     SELECT h.* FROM held h
     WHERE h.lease_until > clock_timestamp()
-      AND NOT EXISTS (SELECT FROM aside a WHERE a.shard = h.shard AND NOT a.is_there)
+      AND NOT EXISTS (SELECT FROM aside a WHERE a.shard = h.shard AND a.generation = h.generation AND NOT a.is_there)
 ),
 parked AS (
     INSERT INTO outbox.parked (id, "position", shard, idempotency_key, topic, key, type, payload, headers, created_at,
@@ -38,7 +39,7 @@ parked AS (
            CASE WHEN a.state = 'retrying' THEN now.at + make_interval(secs => coalesce(a.delay, 0)::double precision / 1000) END,
            h.generation
     FROM aside a
-    JOIN moving h ON h.shard = a.shard
+    JOIN moving h ON h.shard = a.shard AND h.generation = a.generation
     CROSS JOIN (SELECT clock_timestamp() AS at) now
     ORDER BY a.n
 )

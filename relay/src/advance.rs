@@ -116,8 +116,8 @@ async fn write(
     let Some(token) = batch.first().map(|r| r.token) else { return Ok(Vec::new()) };
     let late =
         |f: fn(&Late) -> String| batch.iter().map(|r| r.cursor.late.as_ref().map(f)).collect::<Vec<_>>();
-    let slated: Vec<(i16, &Slated)> =
-        batch.iter().flat_map(|r| r.slated.iter().map(|slated| (r.shard, slated))).collect();
+    let slated: Vec<(&Request, &Slated)> =
+        batch.iter().flat_map(|request| request.slated.iter().map(move |slated| (request, slated))).collect();
     let statement = include_str!("../queries/cursor_advance.sql");
     #[cfg(feature = "plants")]
     let statement = crate::plant::advance(settings).unwrap_or(statement);
@@ -149,14 +149,14 @@ async fn write(
 type Asked<'q> = QueryAs<'q, Postgres, (i16, i64), PgArguments>;
 
 /// The parameters of what is set aside.
-fn bind_slated<'q>(asked: Asked<'q>, slated: &[(i16, &Slated)], settings: &Settings) -> Asked<'q> {
+fn bind_slated<'q>(asked: Asked<'q>, slated: &[(&Request, &Slated)], settings: &Settings) -> Asked<'q> {
     let texts = |f: fn(&Slated) -> Option<String>| slated.iter().map(|(_, s)| f(s)).collect::<Vec<_>>();
     let delay = |slated: &Slated| {
         (slated.state == State::Retrying)
             .then(|| i64::try_from(settings.park_policy().delay(0).as_millis()).unwrap_or(i64::MAX))
     };
     asked
-        .bind(slated.iter().map(|(shard, _)| *shard).collect::<Vec<_>>())
+        .bind(slated.iter().map(|(request, _)| request.shard).collect::<Vec<_>>())
         .bind(slated.iter().map(|(_, s)| s.position).collect::<Vec<_>>())
         .bind(slated.iter().map(|(_, s)| s.id).collect::<Vec<_>>())
         .bind(slated.iter().map(|(_, s)| s.state.as_str()).collect::<Vec<_>>())
@@ -164,6 +164,7 @@ fn bind_slated<'q>(asked: Asked<'q>, slated: &[(i16, &Slated)], settings: &Setti
         .bind(texts(|s| s.error.as_deref().map(kept)))
         .bind(slated.iter().map(|(_, s)| s.attempts).collect::<Vec<_>>())
         .bind(slated.iter().map(|(_, s)| delay(s)).collect::<Vec<_>>())
+        .bind(slated.iter().map(|(request, _)| request.generation).collect::<Vec<_>>())
 }
 
 /// Deletes rows that lie far enough back.

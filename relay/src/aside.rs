@@ -214,6 +214,8 @@ impl Aside {
             }
         }
         inner.is_occupied |= any;
+        // A look that was asked for before does not know of them.
+        inner.moment += u64::from(any);
         drop(inner);
         if any {
             self.changed.notify_one();
@@ -321,6 +323,19 @@ mod tests {
         let (asked, was_slated) = (aside.moment(), aside.is_slated(key));
         aside.none_left(key, asked, was_slated);
         assert!(aside.waits(key).is_none() && aside.is_empty());
+    }
+
+    #[test]
+    fn a_look_that_was_asked_for_before_something_was_written_is_not_used() {
+        let aside = Aside::default();
+        let row = slated(Some(aside.hash("t", b"k")), Reason::Behind);
+        aside.slate(&row);
+        let asked = aside.moment();
+        aside.written([&row].into_iter());
+        aside.looked(false, 0, asked);
+        assert!(aside.is_occupied() && aside.counted() == 1);
+        aside.looked(false, 0, aside.moment());
+        assert!(!aside.is_occupied());
     }
 
     #[test]

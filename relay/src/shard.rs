@@ -29,6 +29,9 @@ use crate::refusal;
 use crate::retrier;
 use crate::stopped::{self, Report, Say};
 
+/// How soon a retrier that let go is started once more.
+const RETRIED_AGAIN: Duration = Duration::from_secs(1);
+
 /// Publishes a shard until it is let go, and tries what it has set aside.
 pub(crate) async fn run(links: Links, cursor: Cursor) -> Result<Ended, database::Error> {
     let (end, over) = watch::channel(false);
@@ -37,9 +40,20 @@ pub(crate) async fn run(links: Links, cursor: Cursor) -> Result<Ended, database:
         end.send_replace(true);
         ended
     };
-    let (ended, retried) = tokio::join!(publishing, retrier::run(&links, over));
+    let (ended, retried) = tokio::join!(publishing, retry(&links, over));
     retried?;
     ended
+}
+
+/// Tries what is set aside for as long as the shard is published. The retrier lets go when the lease is not trusted; where the pipeline
+/// did not see that, in the middle of replacing a producer, and the lease was renewed, it goes on as well.
+async fn retry(links: &Links, mut over: watch::Receiver<bool>) -> Result<(), database::Error> {
+    loop {
+        retrier::run(links, over.clone()).await?;
+        if tokio::time::timeout(RETRIED_AGAIN, over.wait_for(|over| *over)).await.is_ok() {
+            return Ok(());
+        }
+    }
 }
 
 async fn publish(links: &Links, mut cursor: Cursor) -> Result<Ended, database::Error> {

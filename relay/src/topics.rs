@@ -148,6 +148,13 @@ impl Topics {
         }
     }
 
+    /// The broker did not answer: whatever it denied before, it has not gone on denying it since.
+    fn unanswered(&self, topic: &str) {
+        if let Some(found) = self.lock().get_mut(topic) {
+            found.missing_since = None;
+        }
+    }
+
     /// What an answer of the broker means. `None`: nothing is to be believed yet.
     fn learn(&self, topic: &str, seen: Seen, now: Instant) -> Option<Seen> {
         let mut topics = self.lock();
@@ -210,6 +217,9 @@ pub(crate) fn check(topics: &Arc<Topics>, publisher: &Arc<Publisher>, topic: &st
         let asked = tokio::task::spawn_blocking(move || publisher.topic(&asked, PATIENCE));
         let seen = asked.await.unwrap_or(Err(KafkaError::Canceled));
         let seen = seen.map(|seen| topics.learn(&topic, seen, Instant::now()));
+        if seen.is_err() {
+            topics.unanswered(&topic);
+        }
         if let Ok(None) = seen {
             tracing::debug!(topic, cause = Cause::UnknownTopic.as_str(), "a topic that was there is denied");
         }
@@ -260,6 +270,12 @@ mod tests {
         assert_eq!(topics.learn("t", missing, now + DOUBTED_FOR), None);
         assert_eq!(topics.learn("t", missing, now + DOUBTED_FOR * 2), Some(missing));
         assert_eq!(refusal(&topics, now + DOUBTED_FOR * 2), Some(Cause::UnknownTopic));
+
+        // And so does an outage: one denial before it and one after it are no fifteen seconds without a break.
+        topics.learn("t", Seen::Partitions(FOUR), now);
+        assert_eq!(topics.learn("t", missing, now), None);
+        topics.unanswered("t");
+        assert_eq!(topics.learn("t", missing, now + DOUBTED_FOR), None);
     }
 
     #[test]

@@ -75,7 +75,7 @@ pub(crate) struct Wish {
     /// Send them to the original topic, where every consumer group reads them, instead of to the consumer's replay topic
     #[arg(long)]
     pub(crate) to_original: bool,
-    /// The dead-letter topic; Spring Kafka's letters are understood [default: <T>.<C>.dlt]
+    /// The dead-letter topic; Spring Kafka's letters are understood [default: TOPIC.CONSUMER.dlt]
     #[arg(long, value_name = "TOPIC")]
     pub(crate) dlt: Option<String>,
     /// Take those that another plan has sent already, too

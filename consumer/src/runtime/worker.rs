@@ -150,7 +150,12 @@ impl<A: Apply> Worker<A> {
                 None => return Progress::Abandoned,
             }
         }
-        self.apply(message, permits, stop).await
+        // A replay is free to go where others of its key still wait: the table tells the next one, not this one's end.
+        let others_may_wait = way == Way::Behind && message.work.replay.is_some();
+        match self.apply(message, permits, stop).await {
+            Progress::Settled if others_may_wait => Progress::Aside,
+            progress => progress,
+        }
     }
 
     /// What a record says, or why it has no identity.

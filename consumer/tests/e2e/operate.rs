@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 use crate::fixture::{World, in_world};
 use crate::inbox::somebody_waits;
 
-/// Dead work in scope `s` with its record set aside, as `AfterDeadLetter::Block` leaves it; and the operator's requeue of all of it.
+/// Dead work in scope `s` with its record set aside, as `AfterDeadLetter::Block` leaves it, and a replay that died for another cause; and the operator's requeue of all of it.
 async fn requeued(world: &World, keys: &[&str]) {
     for (nr, key) in keys.iter().enumerate() {
         // For its fingerprint.
@@ -23,7 +23,7 @@ async fn requeued(world: &World, keys: &[&str]) {
                    UPDATE inbox.message SET state = 'dead', cause = 'permanent', error = 'no', record_time = now() - '9 d'::interval
                    WHERE key = $1)
                INSERT INTO inbox.parked (consumer, topic, "partition", "offset", key, scope, idempotency_key, state, cause, attempts)
-               VALUES ('billing', 't', 0, $2, $1::bytea, 's', $1, 'dead', 'permanent', 3)"#,
+               VALUES ('billing', 't', 0, $2, $1::bytea, 's', $1, 'dead', 'exhausted', 3)"#,
         )
         .bind(key)
         .bind(i64::try_from(nr).unwrap())

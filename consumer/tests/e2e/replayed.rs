@@ -228,6 +228,26 @@ fn a_replay_that_fails_for_the_time_being_is_set_aside_and_applied_later() {
 }
 
 #[test]
+fn what_a_run_sent_before_it_was_killed_counts_also_where_the_next_run_has_given_the_item_back() {
+    in_world(1, |world| async move {
+        let probe = Probe::new();
+        let running = Running::start(few_attempts(&world).transactional(probe.clone()).build().unwrap());
+        world.send(Send::new("1", SICK)).await;
+        dead(&world, "1").await;
+        let plan = plan(&world, &["/test#1"]).await;
+        sqlx::query("UPDATE inbox.replay_item SET state = 'waiting', sent_at = NULL, generation = 2")
+            .execute(&world.pool)
+            .await
+            .unwrap();
+        probe.heal();
+        replay(&world, Send::new("1", SICK), plan, 1).await;
+        eventually_items(&world, plan, &["applied"]).await;
+        assert_eq!(world.effect_keys().await, ["/test#1"]);
+        running.stop().await.unwrap();
+    });
+}
+
+#[test]
 fn what_is_held_up_behind_a_dead_record_goes_on_when_its_replay_is_applied() {
     for to_original in [false, true] {
         in_world(1, |world| async move {
@@ -242,13 +262,23 @@ fn what_is_held_up_behind_a_dead_record_goes_on_when_its_replay_is_applied() {
             replay_on(&world, first, to_original).await;
             eventually_items(&world, first, &["dead_again"]).await;
             assert!(world.effect_keys().await.is_empty());
+            // A second copy of it, and then a message that must not overtake those two.
+            if to_original {
+                replay_on(&world, first, to_original).await;
+                world.send(Send::new("3", "pay")).await;
+                world
+                    .eventually_parked(&[("/test#1", "dead"), ("/test#2", "blocked"), ("/test#3", "blocked")])
+                    .await;
+                assert!(world.effect_keys().await.is_empty());
+            }
 
             probe.heal();
             let second = plan(&world, &["/test#1"]).await;
             replay_on(&world, second, to_original).await;
             eventually_items(&world, second, &["applied"]).await;
-            world.eventually_effects(2).await;
-            assert_eq!(world.effect_keys().await, ["/test#1", "/test#2"]);
+            let all = ["/test#1", "/test#2", "/test#3"];
+            let expected = if to_original { &all[..] } else { &all[..2] };
+            assert_eq!(world.eventually_effects(expected.len()).await, expected);
             world.eventually_parked(&[]).await;
             running.stop().await.unwrap();
         });

@@ -6,6 +6,8 @@
 //!                        └────── lapsed ────────┘
 //! ```
 //!
+//! A claim that lapsed may have been sent: what becomes of it may be told while it waits for the next one.
+//!
 //! Each dead letter is in a plan at most once, and a plan is frozen: what dies later is not part of it. A run that is
 //! killed lets its claims lapse; the item is then sent again, with the same key and the same item id, and takes effect
 //! once. What became of it is read back from the inbox. A record that dies again is a new dead letter, of a later
@@ -68,6 +70,14 @@ pub const LIFECYCLE: Lifecycle<State, Event> = Lifecycle {
         (State::Waiting, Event::Claimed, State::Sending),
         (State::Sending, Event::Lapsed, State::Waiting),
         (State::Sending, Event::Acknowledged, State::Sent),
+        (State::Waiting, Event::Applied, State::Applied),
+        (State::Waiting, Event::FoundApplied, State::Duplicate),
+        (State::Waiting, Event::Conflicted, State::Conflict),
+        (State::Waiting, Event::GivenUp, State::DeadAgain),
+        (State::Sending, Event::Applied, State::Applied),
+        (State::Sending, Event::FoundApplied, State::Duplicate),
+        (State::Sending, Event::Conflicted, State::Conflict),
+        (State::Sending, Event::GivenUp, State::DeadAgain),
         (State::Sent, Event::Applied, State::Applied),
         (State::Sent, Event::FoundApplied, State::Duplicate),
         (State::Sent, Event::Conflicted, State::Conflict),

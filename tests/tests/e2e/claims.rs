@@ -98,6 +98,11 @@ fn an_owner_name_that_is_used_again_cannot_act_by_its_earlier_generation() {
             assert!(!before.may(act, first, message).await?, "{act:?} by the earlier generation");
         }
         assert_eq!(lease_of(&site, SHARD).await?, lease);
+        // Nor does what it wanted to set aside go with an advance of the current one that meets it in one statement.
+        restarted.park_as_of(second, message, first.generation).await?;
+        let parked: i64 =
+            sqlx::query_scalar("SELECT count(*) FROM outbox.parked").fetch_one(site.pool()).await?;
+        assert_eq!(parked, 0);
         for act in Act::ALL {
             assert!(restarted.may(act, second, message).await?, "{act:?} by the current generation");
         }
@@ -311,6 +316,11 @@ impl Hand {
 
     /// Moves the cursor nowhere, and sets the message at this position aside with it.
     async fn park(&mut self, grip: Grip, position: i64) -> Outcome<bool> {
+        self.park_as_of(grip, position, grip.generation).await
+    }
+
+    /// The same, of a message that the owner of this generation wanted to set aside.
+    async fn park_as_of(&mut self, grip: Grip, position: i64, generation: i64) -> Outcome<bool> {
         let id: Uuid = sqlx::query_scalar("SELECT id FROM outbox.message WHERE position = $1")
             .bind(position)
             .fetch_one(&mut self.connection)
@@ -333,6 +343,7 @@ impl Hand {
             .bind(vec![None::<String>])
             .bind(vec![0_i32])
             .bind(vec![None::<i64>])
+            .bind(vec![generation])
             .fetch_all(&mut self.connection)
             .await?;
         Ok(rows.len() == 1)
