@@ -15,10 +15,8 @@ const TURN: Duration = Duration::from_millis(100);
 pub(super) fn items(rate: Option<f64>, since: Option<Duration>) -> u32 {
     let Some(rate) = rate else { return MOST };
     let since = since.unwrap_or(TURN).min(pause(Some(rate)).max(Duration::from_secs(1)));
-    let due = (rate * since.as_secs_f64()).floor().clamp(1.0, f64::from(MOST));
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-    let due = due as u32;
-    due
+    let due = rate * since.as_secs_f64();
+    (1..=MOST).rev().find(|items| f64::from(*items) <= due).unwrap_or(1)
 }
 
 /// How long after the beginning of a turn the next one may begin.
