@@ -38,6 +38,7 @@ const SPRING_TOPIC: &str = "kafka_dlt-original-topic";
 const SPRING_PARTITION: &str = "kafka_dlt-original-partition";
 const SPRING_OFFSET: &str = "kafka_dlt-original-offset";
 const SPRING_TIMESTAMP: &str = "kafka_dlt-original-timestamp";
+const SPRING_GROUP: &str = "kafka_dlt-original-consumer-group";
 const SPRING_EXCEPTION: &str = "kafka_dlt-exception-fqcn";
 const SPRING_CAUSE: &str = "kafka_dlt-exception-cause-fqcn";
 
@@ -92,6 +93,8 @@ pub fn next_round(round: u32, cap: u32) -> Option<u32> {
 pub struct Letter {
     /// Why it was given up: `dlt-cause`, or the class of the exception that Spring Kafka names (that of its cause where it has one).
     pub cause: Option<String>,
+    /// Who gave it up.
+    pub giver: Option<Giver>,
     /// The topic that the record was first read from.
     pub topic: Option<String>,
     /// Its partition there.
@@ -108,6 +111,25 @@ pub struct Letter {
     pub round: u32,
 }
 
+/// Who gave a record up, as its letter names it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Giver {
+    /// A consumer of Baton, by its name.
+    Consumer(String),
+    /// A consumer group: what Spring Kafka names.
+    Group(String),
+}
+
+impl Giver {
+    /// The name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Consumer(name) | Self::Group(name) => name,
+        }
+    }
+}
+
 impl Letter {
     /// Reads a letter's headers; of a repeated one the first.
     #[must_use]
@@ -119,6 +141,7 @@ impl Letter {
             let Some(value) = value else { continue };
             match name {
                 dead_letter::CAUSE => first(&mut own.cause, text(value)),
+                dead_letter::CONSUMER => first(&mut own.giver, text(value).map(Giver::Consumer)),
                 dead_letter::ORIGINAL_TOPIC => first(&mut own.topic, text(value)),
                 dead_letter::ORIGINAL_PARTITION => first(&mut own.partition, decimal(value)),
                 dead_letter::ORIGINAL_OFFSET => first(&mut own.offset, decimal(value)),
@@ -134,6 +157,7 @@ impl Letter {
                 SPRING_TIMESTAMP => {
                     first(&mut spring.timestamp_ms, value.try_into().ok().map(i64::from_be_bytes));
                 }
+                SPRING_GROUP => first(&mut spring.giver, text(value).map(Giver::Group)),
                 SPRING_EXCEPTION => first(&mut exception, text(value)),
                 SPRING_CAUSE => first(&mut spring.cause, text(value)),
                 _ => {}
@@ -141,6 +165,7 @@ impl Letter {
         }
         Self {
             cause: own.cause.or(spring.cause).or(exception),
+            giver: own.giver.or(spring.giver),
             topic: own.topic.or(spring.topic),
             partition: own.partition.or(spring.partition),
             offset: own.offset.or(spring.offset),

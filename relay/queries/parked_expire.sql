@@ -7,6 +7,7 @@ WITH expired AS (
         SELECT d."position" FROM outbox.parked d
         WHERE d.state = 'dead' AND d.last_failed_at < clock_timestamp() - make_interval(secs => $1::double precision / 1000)
         ORDER BY d.last_failed_at LIMIT $2
+        FOR UPDATE SKIP LOCKED
     )
     RETURNING p."position"
 ), counted AS (SELECT count(*) AS many FROM expired)

@@ -2,10 +2,18 @@
 -- $7 cause or null, $8 error or null, $9 milliseconds until the next attempt or null, $10 the attempts it had or null where it does not
 -- matter, $11 where its budget began. One that an operator has changed meanwhile is left as it is. The next of a key that was published
 -- may be tried at once. A row for each key of which something was published: one of the positions given, and whether anything
--- of it still waits; and one row without a position. No row at all: fenced.
-WITH held AS MATERIALIZED (
-    SELECT f.shard, f.generation
-    FROM outbox.fence f
+-- of it still waits; and one row without a position. No row at all: fenced. The messages are locked before the fence, in order of
+-- position as operators' commands lock them: whoever waits for an operator holds up no cursor.
+WITH locked AS MATERIALIZED (
+    SELECT p."position" FROM outbox.parked p
+    WHERE p."position" = ANY ($5) AND p.shard = $3
+    ORDER BY p."position"
+    FOR UPDATE
+),
+fence AS MATERIALIZED (
+    SELECT f.shard, f.generation, s.lease_until
+    FROM (SELECT count(*) FROM locked) locked
+    CROSS JOIN outbox.fence f
     JOIN outbox.token t ON t.only_row AND t.token = $2
     CROSS JOIN LATERAL (
         SELECT s.lease_until FROM outbox.shard s
@@ -14,6 +22,9 @@ WITH held AS MATERIALIZED (
     ) s
     WHERE f.shard = $3 AND f.generation = $4
     FOR UPDATE OF f
+),
+held AS MATERIALIZED (
+    SELECT fence.shard, fence.generation FROM fence WHERE fence.lease_until > clock_timestamp()
 ),
 tried AS MATERIALIZED (
     SELECT w.*, h.shard, h.generation

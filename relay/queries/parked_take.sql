@@ -1,5 +1,5 @@
 -- Those of a shard that are due, the longest due first, one of each key: a page as of page_read.sql, and of each the attempts that it
--- has, and where its budget began. $1 shard, $2 rows, $3 bytes; one that is larger still comes, alone.
+-- has, and where its budget began. $1 shard, $2 rows, $3 bytes; one that is larger still comes, alone. $4 topics that are left out.
 SELECT $1::smallint AS shard,
        string_agg(record_send(ROW(page."position", page.id, page.created_at, page.topic, page.key, page.idempotency_key, page.type,
                                   page.payload, page.headers::text)), '' ORDER BY page.n) AS records,
@@ -14,6 +14,7 @@ FROM (
         FROM (
             SELECT p.* FROM outbox.parked p
             WHERE p.shard = $1 AND p.state = 'retrying' AND p.next_attempt_at <= clock_timestamp()
+              AND p.topic <> ALL ($4::text[])
               AND NOT EXISTS (SELECT FROM outbox.paused q WHERE q.topic = p.topic)
               AND NOT EXISTS (
                   SELECT FROM outbox.parked e

@@ -3,12 +3,19 @@
 WITH resumed AS (
     DELETE FROM outbox.paused WHERE topic = $1 RETURNING topic
 ),
+picked AS MATERIALIZED (
+    SELECT p."position" FROM outbox.parked p
+    WHERE p.topic = $1 AND p.state IN ('paused', 'blocked') AND p.cause = 'paused'
+    ORDER BY p."position"
+    FOR UPDATE
+),
 freed AS (
     UPDATE outbox.parked p
     SET state = CASE WHEN p.state = 'paused' THEN 'retrying' ELSE p.state END,
         next_attempt_at = CASE WHEN p.state = 'paused' THEN clock_timestamp() END,
         cause = NULL
-    WHERE p.topic = $1 AND p.state IN ('paused', 'blocked') AND p.cause = 'paused'
+    FROM picked
+    WHERE p."position" = picked."position" AND p.topic = $1 AND p.state IN ('paused', 'blocked') AND p.cause = 'paused'
     RETURNING p."position"
 ),
 audited AS (

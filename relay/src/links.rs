@@ -50,22 +50,27 @@ pub(crate) enum Ended {
     Abandoned,
 }
 
-/// Producers that are being destroyed, which blocks for up to half a second each. Nothing is in flight in them any more, so a
-/// shard that is let go does not keep its lease for it; the session waits for them at its end.
+/// So many producers of a session may be on their way out before a shard waits that replaces one more: each has threads of its own.
+const ON_THEIR_WAY_OUT: usize = 16;
+
+/// Producers that are being destroyed, which blocks for up to half a second each. Nothing is in flight in them any more, so neither
+/// does a shard that is let go keep its lease for it, nor a new producer wait; the session waits for them at its end.
 #[derive(Debug, Default)]
 pub(crate) struct Destroying(Mutex<Vec<JoinHandle<()>>>);
 
 impl Destroying {
-    /// Destroys one, and waits for it where another takes its place.
-    pub(crate) async fn destroy(&self, producer: impl Send + 'static, and_wait: bool) {
+    /// Destroys one. Where another takes its place and many are on their way out, waits for the one that has been longest.
+    pub(crate) async fn destroy(&self, producer: impl Send + 'static, is_replaced: bool) {
         let task = tokio::task::spawn_blocking(move || drop(producer));
-        if and_wait {
-            drop(task.await);
-            return;
+        let longest = {
+            let mut tasks = self.tasks();
+            tasks.retain(|task| !task.is_finished());
+            tasks.push(task);
+            (is_replaced && tasks.len() > ON_THEIR_WAY_OUT).then(|| tasks.remove(0))
+        };
+        if let Some(longest) = longest {
+            drop(longest.await);
         }
-        let mut tasks = self.tasks();
-        tasks.retain(|task| !task.is_finished());
-        tasks.push(task);
     }
 
     /// Waits until all are gone.

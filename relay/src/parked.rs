@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use baton_protocol::lifecycle::Word as _;
 use baton_protocol::lifecycle::message::{Cause, State};
-use sqlx::Row as _;
 use sqlx::postgres::PgConnection;
+use sqlx::{AssertSqlSafe, Row as _};
 use tokio::sync::{mpsc, oneshot};
 use uuid::Uuid;
 
@@ -25,6 +25,13 @@ const ERROR_LENGTH: usize = 1_000;
 
 /// The longest a statement may take: one may carry a page of large payloads.
 const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The longest that reading all keys may take which wait: a paused topic may have any number of them.
+const LOADING: Duration = Duration::from_secs(300);
+
+/// The longest it waits for a lock, half of what Postgres gives a deadlock: not an operator's command ends then, but ours, and is
+/// tried again.
+const LOCKED_FOR: Duration = Duration::from_millis(500);
 
 /// An error as it is kept: Postgres takes no zero bytes, and nobody reads a page of it.
 pub(crate) fn kept(error: &str) -> String {
@@ -43,10 +50,12 @@ pub(crate) struct Grip {
 /// What a shard's owner asks.
 #[derive(Debug)]
 pub(crate) enum Request {
+    /// All that a shard whose lease was won has set aside.
+    Load { shard: i16, reply: oneshot::Sender<Loaded> },
     /// Says what there is; first, where that is asked for, lets what waits for nothing be tried.
     Look { grip: Grip, tidy: Tidy, reply: oneshot::Sender<Answer<Look>> },
-    /// The messages that are due, one of each key.
-    Due { shard: i16, rows: usize, bytes: usize, reply: oneshot::Sender<Vec<Tried>> },
+    /// The messages that are due, one of each key, but for those of some topics.
+    Due { shard: i16, rows: usize, bytes: usize, without: Vec<String>, reply: oneshot::Sender<Vec<Tried>> },
     /// Those behind one of a key, in order.
     Behind { shard: i16, behind: Behind, rows: usize, bytes: usize, reply: oneshot::Sender<Vec<Row>> },
     /// What became of those that were tried.
@@ -65,6 +74,8 @@ pub(crate) enum Tidy {
 pub(crate) enum Answer<T> {
     Done(T),
     Fenced,
+    /// Somebody has locked what it is about: nothing was done.
+    Locked,
 }
 
 /// What of a shard is in the table.
@@ -97,7 +108,7 @@ pub(crate) struct Behind {
 }
 
 /// What became of a message that was tried.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Settled {
     pub position: i64,
     pub state: State,
@@ -121,6 +132,10 @@ pub(crate) struct Left {
 pub(crate) async fn run(mut requests: mpsc::Receiver<Request>, settings: Arc<Settings>) -> Result<(), Error> {
     let Some(first) = requests.recv().await else { return Ok(()) };
     let mut connection = database::connect(&settings, "parked", PATIENCE).await?;
+    let (locked, loading) = (LOCKED_FOR.as_millis(), LOADING.as_millis());
+    let limits = format!("SET lock_timeout = {locked}; SET statement_timeout = {loading}");
+    let asked = sqlx::raw_sql(AssertSqlSafe(limits)).execute(&mut connection);
+    answer("setting the limits of the connection for what is set aside", PATIENCE, asked).await?;
     let mut next = Some(first);
     while let Some(request) = next {
         serve(&mut connection, request, &settings.owner).await?;
@@ -132,9 +147,10 @@ pub(crate) async fn run(mut requests: mpsc::Receiver<Request>, settings: Arc<Set
 /// Answers one. A shard that has gone meanwhile needs no answer.
 async fn serve(connection: &mut PgConnection, request: Request, owner: &str) -> Result<(), Error> {
     match request {
+        Request::Load { shard, reply } => drop(reply.send(load(connection, shard).await?)),
         Request::Look { grip, tidy, reply } => drop(reply.send(look(connection, owner, grip, tidy).await?)),
-        Request::Due { shard, rows, bytes, reply } => {
-            drop(reply.send(due(connection, shard, rows, bytes).await?));
+        Request::Due { shard, rows, bytes, without, reply } => {
+            drop(reply.send(due(connection, shard, rows, bytes, &without).await?));
         }
         Request::Behind { shard, behind: after, rows, bytes, reply } => {
             drop(reply.send(behind(connection, shard, &after, rows, bytes).await?));
@@ -146,15 +162,21 @@ async fn serve(connection: &mut PgConnection, request: Request, owner: &str) -> 
     Ok(())
 }
 
-/// What a shard whose lease was won has set aside. Nothing can join it under an earlier generation any more.
-pub(crate) async fn load(
+/// Whether a shard whose lease was won has anything set aside. Nothing can join it under an earlier generation any more.
+pub(crate) async fn any(
     connection: &mut PgConnection,
     shard: i16,
     patience: Duration,
-) -> Result<Loaded, Error> {
+) -> Result<bool, Error> {
+    let asked =
+        sqlx::query_scalar(include_str!("../queries/parked_any.sql")).bind(shard).fetch_one(connection);
+    answer("asking whether anything is set aside", patience, asked).await
+}
+
+async fn load(connection: &mut PgConnection, shard: i16) -> Result<Loaded, Error> {
     type Found = (Option<String>, Option<String>, Option<String>, Option<i64>, Option<i64>);
     let asked = sqlx::query_as(include_str!("../queries/parked_load.sql")).bind(shard).fetch_all(connection);
-    let rows: Vec<Found> = answer("reading what is set aside", patience, asked).await?;
+    let rows: Vec<Found> = answer("reading what is set aside", LOADING, asked).await?;
     let mut loaded = Loaded::default();
     for (topic, key, cause, waiting, counted) in rows {
         match topic.zip(key) {
@@ -184,7 +206,8 @@ async fn look(
     grip: Grip,
     tidy: Tidy,
 ) -> Result<Answer<Look>, Error> {
-    if tidy == Tidy::First && !tidy_up(connection, owner, grip).await? {
+    // What is locked is tidied the next time.
+    if tidy == Tidy::First && matches!(tidy_up(connection, owner, grip).await?, Answer::Fenced) {
         return Ok(Answer::Fenced);
     }
     let asked =
@@ -195,16 +218,20 @@ async fn look(
     Ok(Answer::Done(Look { is_occupied, counted: number(Some(counted)), due_in }))
 }
 
-/// Whether the lease was ours to do so by.
-async fn tidy_up(connection: &mut PgConnection, owner: &str, grip: Grip) -> Result<bool, Error> {
+async fn tidy_up(connection: &mut PgConnection, owner: &str, grip: Grip) -> Result<Answer<()>, Error> {
     let asked = sqlx::query_scalar(include_str!("../queries/parked_tidy.sql"))
         .bind(owner)
         .bind(grip.token)
         .bind(grip.shard)
         .bind(grip.generation)
         .fetch_optional(connection);
-    let tidied: Option<i64> = answer("tidying what is set aside", PATIENCE, asked).await?;
-    Ok(tidied.is_some())
+    let tidied: Option<Option<i64>> =
+        unless_locked(answer("tidying what is set aside", PATIENCE, asked).await)?;
+    Ok(match tidied {
+        Some(Some(_count)) => Answer::Done(()),
+        Some(None) => Answer::Fenced,
+        None => Answer::Locked,
+    })
 }
 
 async fn due(
@@ -212,12 +239,14 @@ async fn due(
     shard: i16,
     rows: usize,
     bytes: usize,
+    without: &[String],
 ) -> Result<Vec<Tried>, Error> {
     const OPERATION: &str = "reading what is due";
     let asked = sqlx::query(include_str!("../queries/parked_take.sql"))
         .bind(shard)
         .bind(i64::try_from(rows).unwrap_or(i64::MAX))
         .bind(i64::try_from(bytes).unwrap_or(i64::MAX))
+        .bind(without)
         .fetch_one(connection);
     let page = answer(OPERATION, PATIENCE, asked).await?;
     let decoded = |source| Error::Statement { operation: OPERATION, source };
@@ -276,7 +305,10 @@ async fn settle(
         .bind(settled.iter().map(|s| s.seen.map(|(attempts, _)| attempts)).collect::<Vec<_>>())
         .bind(settled.iter().map(|s| s.seen.map(|(_, budget)| budget)).collect::<Vec<_>>())
         .fetch_all(connection);
-    let rows: Vec<(Option<i64>, Option<bool>)> = answer("settling what was tried", PATIENCE, asked).await?;
+    let Some(rows) = unless_locked(answer("settling what was tried", PATIENCE, asked).await)? else {
+        return Ok(Answer::Locked);
+    };
+    let rows: Vec<(Option<i64>, Option<bool>)> = rows;
     if rows.is_empty() {
         return Ok(Answer::Fenced);
     }
@@ -284,6 +316,21 @@ async fn settle(
         Some(Left { position: position?, is_left: is_left.unwrap_or(true) })
     });
     Ok(Answer::Done(left.collect()))
+}
+
+/// None: somebody has locked what the statement is about, or the two waited for one another and this one gave way.
+fn unless_locked<T>(answer: Result<T, Error>) -> Result<Option<T>, Error> {
+    const LOCK_NOT_AVAILABLE: &str = "55P03";
+    const DEADLOCK: &str = "40P01";
+    match answer {
+        Ok(answer) => Ok(Some(answer)),
+        Err(Error::Statement { source: sqlx::Error::Database(error), .. })
+            if error.code().is_some_and(|code| code == LOCK_NOT_AVAILABLE || code == DEADLOCK) =>
+        {
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
 }
 
 fn number(found: Option<i64>) -> usize {

@@ -123,7 +123,14 @@ impl Retrier<'_> {
             let Some(answer) = self.ask(|reply| Request::Look { grip, tidy, reply }).await else {
                 return Ok(());
             };
-            let Answer::Done(look) = answer else { return self.fenced() };
+            let look = match answer {
+                Answer::Done(look) => look,
+                Answer::Fenced => return self.fenced(),
+                Answer::Locked => {
+                    self.rest(Some(LOOK_EVERY)).await;
+                    continue;
+                }
+            };
             self.links.aside.looked(look.is_occupied, look.counted, asked);
             match look.due_in {
                 Some(Duration::ZERO) => {
@@ -155,10 +162,11 @@ impl Retrier<'_> {
     /// Tries what is due. `None`: the shard is let go.
     async fn round(&mut self) -> Result<Option<()>, Error> {
         let shard = self.links.shard;
-        let due = self.ask(|reply| Request::Due { shard, rows: ROUND, bytes: BYTES, reply }).await;
-        let Some(due) = due else { return Ok(None) };
         let now = Instant::now();
         self.sick.retain(|_, until| now < *until);
+        let without: Vec<String> = self.sick.keys().cloned().collect();
+        let due = self.ask(|reply| Request::Due { shard, rows: ROUND, bytes: BYTES, without, reply }).await;
+        let Some(due) = due else { return Ok(None) };
         let mut round = Round::default();
         let mut was_idle = true;
         for tried in due {
@@ -265,10 +273,16 @@ impl Retrier<'_> {
         let asked = aside.moment();
         let slated: HashSet<KeyHash> = keys.values().copied().filter(|key| aside.is_slated(*key)).collect();
         let grip = self.grip();
-        let Some(answer) = self.ask(|reply| Request::Settle { grip, settled, reply }).await else {
-            return Ok(None);
+        let left = loop {
+            let again = settled.clone();
+            match self.ask(|reply| Request::Settle { grip, settled: again, reply }).await {
+                Some(Answer::Done(left)) => break left,
+                Some(Answer::Fenced) => return self.fenced().map(|()| None),
+                // An operator changes some of it just now. What is not written down is tried once more by the next owner.
+                Some(Answer::Locked) if !self.is_over() => {}
+                Some(Answer::Locked) | None => return Ok(None),
+            }
         };
-        let Answer::Done(left) = answer else { return self.fenced().map(|()| None) };
         self.links.metrics.published(published as u64);
         self.links.aside.settled(published);
         for Left { position, is_left } in left {

@@ -367,7 +367,7 @@ impl Session<'_> {
         // Before the cursor is read: should that fail, the next session may take back what this one has just won.
         self.process.generations.insert(free.shard, generation);
         let cursor = lease::durable_cursor(&mut self.connection, free.shard, self.patience).await?;
-        let loaded = parked::load(&mut self.connection, free.shard, self.patience).await?;
+        let has_parked = parked::any(&mut self.connection, free.shard, self.patience).await?;
         #[cfg(feature = "plants")]
         let cursor = crate::plant::recalled(&settings, free.shard, cursor);
         if free.expired_owner.is_some() {
@@ -395,7 +395,7 @@ impl Session<'_> {
             advances: self.advances.clone(),
             stops: self.stops.0.clone(),
             parked: self.parked.clone(),
-            aside: Aside::new(&loaded),
+            aside: Aside::default(),
             paused: Arc::clone(&self.paused),
             fences: Arc::clone(&self.process.fences),
             destroying: Arc::clone(&self.destroying),
@@ -409,7 +409,7 @@ impl Session<'_> {
         };
         lock(&self.held).insert(free.shard, Held { generation, token, order, trust });
         let shard = free.shard;
-        self.shards.spawn(async move { (shard, shard::run(links, cursor).await) });
+        self.shards.spawn(async move { (shard, shard::run(links, cursor, has_parked).await) });
         Ok(true)
     }
 

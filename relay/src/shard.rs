@@ -16,13 +16,15 @@ use std::time::Duration;
 
 use baton_protocol::lifecycle::message::Cause;
 use baton_protocol::retry;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 
+use crate::aside::{Aside, Loaded};
 use crate::care::{Care, Sure};
 use crate::cursor::Cursor;
 use crate::database;
 use crate::links::{Ended, Links, Order};
+use crate::parked::Request;
 use crate::pipeline::{Failed, Full, Pipeline, Stop, Which};
 use crate::publish::{Failure, Publisher};
 use crate::refusal;
@@ -33,7 +35,18 @@ use crate::stopped::{self, Report, Say};
 const RETRIED_AGAIN: Duration = Duration::from_secs(1);
 
 /// Publishes a shard until it is let go, and tries what it has set aside.
-pub(crate) async fn run(links: Links, cursor: Cursor) -> Result<Ended, database::Error> {
+pub(crate) async fn run(
+    mut links: Links,
+    cursor: Cursor,
+    has_parked: bool,
+) -> Result<Ended, database::Error> {
+    if has_parked {
+        // However long it takes, the session renews the lease meanwhile.
+        match load(&links).await {
+            Ok(loaded) => links.aside = Aside::new(&loaded),
+            Err(ended) => return Ok(ended),
+        }
+    }
     let (end, over) = watch::channel(false);
     let publishing = async {
         let ended = publish(&links, cursor).await;
@@ -160,28 +173,46 @@ fn say_what_stops(links: &Links, full: Full, delay: Duration) {
     }
 }
 
-/// Waits, unless the shard is let go meanwhile. Nothing is in flight here, so a drain ends at once.
+/// Asks what the shard has set aside: nothing may be handed over before its keys are known.
+async fn load(links: &Links) -> Result<Loaded, Ended> {
+    let (reply, answer) = oneshot::channel();
+    let asked = async {
+        links.parked.send(Request::Load { shard: links.shard, reply }).await.ok()?;
+        answer.await.ok()
+    };
+    tokio::select! {
+        biased;
+        loaded = asked => loaded.ok_or(Ended::Abandoned),
+        ended = let_go(links) => Err(ended),
+    }
+}
+
+/// Waits, unless the shard is let go meanwhile.
 async fn wait(links: &Links, delay: Duration) -> Option<Ended> {
+    tokio::time::timeout(delay, let_go(links)).await.ok()
+}
+
+/// Returns when the shard is let go. Nothing is in flight here, so a drain ends at once.
+async fn let_go(links: &Links) -> Ended {
+    /// Long enough to cost nothing, and often enough to be seen to live.
+    const BEAT_EVERY: Duration = Duration::from_secs(1);
     let (mut order, mut trust) = (links.order.clone(), links.trust.clone());
-    let until = Instant::now() + delay;
     loop {
         let trusted_until = *trust.borrow_and_update();
         match *order.borrow_and_update() {
             Order::Run => {}
-            Order::Drain => return Some(Ended::Drained),
-            Order::Let(ended) => return Some(ended),
+            Order::Drain => return Ended::Drained,
+            Order::Let(ended) => return ended,
         }
-        if Instant::now() >= trusted_until {
-            return Some(Ended::Distrusted);
+        let now = Instant::now();
+        if now >= trusted_until {
+            return Ended::Distrusted;
         }
-        links.beat.at(Instant::now());
-        if Instant::now() >= until {
-            return None;
-        }
+        links.beat.at(now);
         tokio::select! {
-            () = tokio::time::sleep_until(until.min(trusted_until)) => {}
-            changed = order.changed() => if changed.is_err() { return Some(Ended::Abandoned) },
-            changed = trust.changed() => if changed.is_err() { return Some(Ended::Abandoned) },
+            () = tokio::time::sleep_until(trusted_until.min(now + BEAT_EVERY)) => {}
+            changed = order.changed() => if changed.is_err() { return Ended::Abandoned },
+            changed = trust.changed() => if changed.is_err() { return Ended::Abandoned },
         }
     }
 }

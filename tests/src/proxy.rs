@@ -342,13 +342,15 @@ async fn connection(mut client: TcpStream, shared: Arc<Shared>) {
     let ended = {
         let ((client_reads, client_writes), (server_reads, server_writes)) = (client.split(), server.split());
         tokio::select! {
+            biased;
+            // First: what is held when a connection is reset is gone, also where all heals in the same moment.
+            () = reset(rules, &life) => Err(io::ErrorKind::ConnectionReset.into()),
             ended = async {
                 tokio::try_join!(
                     pump(THERE, client_reads, server_writes, &shared, &life),
                     pump(BACK, server_reads, client_writes, &shared, &life),
                 )
             } => ended.map(drop),
-            () = reset(rules, &life) => Err(io::ErrorKind::ConnectionReset.into()),
         }
     };
     if ended.is_err() {

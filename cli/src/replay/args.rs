@@ -3,7 +3,7 @@
 use std::num::NonZeroU64;
 
 use baton_protocol::dead_letter::Cause;
-use baton_protocol::replay::DEFAULT_LOOP_CAP;
+use baton_protocol::replay::{DEFAULT_LOOP_CAP, Giver, Letter};
 use clap::builder::ValueParser;
 use clap::{Args, Subcommand};
 use time::OffsetDateTime;
@@ -48,6 +48,9 @@ pub(crate) struct Wish {
     /// The consumer that gave the records up
     #[arg(long, value_name = "C")]
     pub(crate) consumer: String,
+    /// The consumer group that gave them up, where letters name their group: Spring Kafka's do [default: the consumer's name]
+    #[arg(long, value_name = "G")]
+    pub(crate) group: Option<String>,
     /// The topic that they were first read from
     #[arg(long, value_name = "T")]
     pub(crate) topic: String,
@@ -90,6 +93,15 @@ pub(crate) struct Wish {
 }
 
 impl Wish {
+    /// Whether a letter is of the consumer that was asked for. One that names nobody is taken.
+    pub(crate) fn is_of_its_consumer(&self, letter: &Letter) -> bool {
+        match &letter.giver {
+            Some(Giver::Consumer(consumer)) => *consumer == self.consumer,
+            Some(Giver::Group(group)) => group == self.group.as_ref().unwrap_or(&self.consumer),
+            None => true,
+        }
+    }
+
     /// A cause that no letter of that topic can have, if that is what was asked for. Another's letters have causes of their own.
     pub(crate) fn unknown_cause(&self) -> Option<baton_protocol::dead_letter::Error> {
         let cause = self.cause.as_deref().filter(|_| self.dlt.is_none())?;

@@ -2,6 +2,7 @@
 //!
 //! | of the letters about one record | then |
 //! |---|---|
+//! | another consumer gave the record up (a topic of Spring Kafka's is shared) | none |
 //! | it stands there twice (a crash between letter and mark) | one item |
 //! | it died, was replayed and died again | the letter of the latest death speaks for it |
 //!
@@ -43,7 +44,7 @@ pub(super) struct Chosen {
 }
 
 /// What was left out.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Skipped {
     /// Another plan has sent it.
     pub(super) already_replayed: u64,
@@ -51,6 +52,8 @@ pub(super) struct Skipped {
     pub(super) loop_cap: u64,
     /// It is another topic's letter.
     pub(super) other_topic: u64,
+    /// Another consumer has given the record up: how many, by its name or its group's.
+    pub(super) other_consumers: BTreeMap<String, u64>,
     /// A header's name is not text, so nothing of it can be read.
     pub(super) unreadable: u64,
 }
@@ -84,6 +87,10 @@ impl<'w> Choice<'w> {
         let mut letter = Letter::read(headers.iter().copied());
         if letter.topic.as_ref().is_some_and(|topic| *topic != self.wish.topic) {
             self.skipped.other_topic += 1;
+            return;
+        }
+        if let Some(giver) = letter.giver.as_ref().filter(|_| !self.wish.is_of_its_consumer(&letter)) {
+            *self.skipped.other_consumers.entry(giver.name().to_owned()).or_default() += 1;
             return;
         }
         let subject = letter.subject((self.dead_letters, seen.partition, seen.offset));

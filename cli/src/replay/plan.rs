@@ -64,7 +64,7 @@ pub(super) async fn run(config: &Effective, wish: &Wish) -> Result<(), Failure> 
             .map(|end| (end.partition.to_string(), Value::from(end.to)))
             .collect::<serde_json::Map<_, _>>()
             .into(),
-        skipped: skipped_json(skipped),
+        skipped: skipped_json(&skipped),
         chosen: &chosen,
     };
     store::write(&mut connection, &draft).await?;
@@ -72,7 +72,7 @@ pub(super) async fn run(config: &Effective, wish: &Wish) -> Result<(), Failure> 
     if wish.json {
         let Draft { id, plan: Plan { consumer, topic, target, items, .. }, .. } = &draft;
         let mut shown = json!({
-            "plan": id, "consumer": consumer, "topic": topic, "items": items, "by_cause": by_cause, "skipped": skipped_json(skipped),
+            "plan": id, "consumer": consumer, "topic": topic, "items": items, "by_cause": by_cause, "skipped": skipped_json(&skipped),
             "target": target,
         });
         if let Some(groups) = &groups {
@@ -80,7 +80,7 @@ pub(super) async fn run(config: &Effective, wish: &Wish) -> Result<(), Failure> 
         }
         return out::json(&shown);
     }
-    out::text(&for_people(&draft, &by_cause, skipped, groups.as_ref()))
+    out::text(&for_people(&draft, &by_cause, &skipped, groups.as_ref()))
 }
 
 /// Blocks.
@@ -115,7 +115,7 @@ fn filters(wish: &Wish) -> Value {
     let time = |at: Option<time::OffsetDateTime>| at.and_then(|at| at.format(&Rfc3339).ok());
     let mut filters = json!({
         "cause": wish.cause, "key": wish.key, "from": time(wish.from), "to": time(wish.to), "limit": wish.limit,
-        "headers": wish.headers,
+        "headers": wish.headers, "group": wish.group,
     });
     if let Some(filters) = filters.as_object_mut() {
         filters.retain(|_, value| !value.is_null() && value.as_array().is_none_or(|array| !array.is_empty()));
@@ -123,17 +123,18 @@ fn filters(wish: &Wish) -> Value {
     filters
 }
 
-fn skipped_json(skipped: Skipped) -> Value {
-    let Skipped { already_replayed, loop_cap, other_topic, unreadable } = skipped;
+fn skipped_json(skipped: &Skipped) -> Value {
+    let Skipped { already_replayed, loop_cap, other_topic, other_consumers, unreadable } = skipped;
     json!({
-        "already_replayed": already_replayed, "loop_cap": loop_cap, "other_topic": other_topic, "unreadable": unreadable,
+        "already_replayed": already_replayed, "loop_cap": loop_cap, "other_topic": other_topic, "other_consumers": other_consumers,
+        "unreadable": unreadable,
     })
 }
 
 fn for_people(
     draft: &Draft<'_>,
     by_cause: &BTreeMap<String, u64>,
-    skipped: Skipped,
+    skipped: &Skipped,
     groups: Option<&Groups>,
 ) -> String {
     let Draft { id, plan: Plan { consumer, dead_letters, target, items, new_key, .. }, loop_cap, .. } = draft;
@@ -146,6 +147,13 @@ fn for_people(
         (
             skipped.loop_cap,
             format!("they have been replayed {loop_cap} times, which is the loop cap; --loop-cap raises it"),
+        ),
+        (
+            skipped.other_consumers.values().sum(),
+            format!(
+                "other consumers gave them up ({}); --group takes those of a group",
+                named(&skipped.other_consumers)
+            ),
         ),
         (skipped.other_topic, "they are another topic's".to_owned()),
         (skipped.unreadable, "the names of their headers are not text".to_owned()),
@@ -162,4 +170,15 @@ fn for_people(
     }
     text.push_str(&format!("nothing has been sent: `baton replay run {id}` does it\n"));
     text
+}
+
+/// The first few of them, with their counts.
+fn named(counts: &BTreeMap<String, u64>) -> String {
+    const SHOWN: usize = 5;
+    let mut shown: Vec<_> =
+        counts.iter().take(SHOWN).map(|(name, count)| format!("{name}: {count}")).collect();
+    if counts.len() > SHOWN {
+        shown.push(format!("and {} more", counts.len() - SHOWN));
+    }
+    shown.join(", ")
 }

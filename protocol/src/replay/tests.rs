@@ -104,6 +104,8 @@ fn a_letter_of_either_kind_tells_why_and_where_from() {
     assert_eq!(own.failed_at.unwrap().unix_timestamp(), 1_769_850_360);
     let spring = Letter::read(lent(&spring_letter()));
     assert_eq!(spring.cause.as_deref(), Some("java.lang.IllegalStateException"));
+    assert_eq!(own.giver, Some(Giver::Consumer("billing".to_owned())));
+    assert_eq!(spring.giver, Some(Giver::Group("billing".to_owned())));
     for letter in [own, spring] {
         assert_eq!(letter.topic.as_deref(), Some("orders"));
         assert_eq!((letter.partition, letter.offset), (Some(3), Some(9_007_199_254_740_993)));

@@ -211,6 +211,22 @@ async fn all_are_reset_and_new_ones_refused_until_it_heals() {
 }
 
 #[tokio::test]
+async fn what_is_held_is_gone_with_its_connection_also_when_all_heals_at_once() {
+    let proxy = proxy().await;
+    for _ in 0..20 {
+        let mut client = client(&proxy, "hello").await;
+        let passed = proxy.passed(Way::There);
+        proxy.hold(Way::There);
+        client.write_all(b"held").await.unwrap();
+        silence(&mut client).await.unwrap();
+        proxy.reset_all();
+        proxy.heal();
+        is_reset(&mut client).await;
+        assert_eq!(proxy.passed(Way::There), passed);
+    }
+}
+
+#[tokio::test]
 async fn a_server_that_is_away_is_a_reset() {
     let nobody = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap().local_addr().unwrap();
     let proxy = Proxy::before(&nobody.to_string()).await.unwrap();

@@ -13,10 +13,13 @@
 //! a table without a unique constraint, calls in a service's journal); the group's committed offsets are read before
 //! each fault.
 //!
+//! What a SIGKILL at each step of dead-lettering leaves is shown in `consumer_held/letters.rs`.
+//!
 //! By default half of the cells, twice each; `BATON_TIER=full` has each twenty times, `BATON_TEST_POINT=C2` all of one
 //! point twice.
 
 pub(crate) mod case;
+mod letters;
 pub(crate) mod verdict;
 
 use std::collections::BTreeMap;

@@ -2,9 +2,12 @@
 
 use std::time::Duration;
 
-use baton_tests::{Harness, Load, Outcome, OwnStack, Place, Schema, Site, eventually, fail, stays, test};
+use baton_tests::{
+    Harness, Load, Outcome, OwnStack, Place, Schema, Site, eventually, fail, figure, program, stays, test,
+};
 use serde_json::{Value, json};
 use sqlx::Executor as _;
+use tokio::time::Instant;
 
 use crate::refusals::{PATIENCE, arrive, insert, requeue, set_aside};
 
@@ -311,28 +314,44 @@ fn a_paused_topic_waits_in_order_counts_towards_no_bound_spends_nothing_and_goes
     });
 }
 
+/// By default the broker is away for 20 s; `BATON_TIER=full` has 120.
 #[test]
-fn a_broker_that_is_away_parks_nothing_and_spends_nothing() {
-    test(Duration::from_secs(300), Load::Alone, async |harness: &mut Harness| {
+fn a_broker_that_is_away_under_load_parks_nothing_spends_nothing_and_makes_no_dead_letter() {
+    const KEYS: i32 = 50;
+    let full = std::env::var("BATON_TIER").is_ok_and(|tier| tier == "full");
+    let away = Duration::from_secs(if full { 120 } else { 20 });
+    test(Duration::from_secs(420), Load::Alone, async |harness: &mut Harness| {
         let stack = OwnStack::up().await?;
         let site = harness.site_at(stack.place(), Schema::Both { shards: 8 }).await?;
         let topic = site.topic("away", 3).await?;
         let missing = site.topic_name("missing");
-        let fill = async |from: i32| -> Outcome {
+        site.pool()
+            .execute(
+                "CREATE TABLE effect (n bigint GENERATED ALWAYS AS IDENTITY, key text, content bytea, partition int)",
+            )
+            .await?;
+        let mut filled = 0;
+        let mut fill = async |rows: i32| -> Outcome {
             sqlx::query(
                 "INSERT INTO outbox.message (topic, key, payload)
-                 SELECT $1, 'key-' || i % 50, convert_to(i::text, 'UTF8') FROM generate_series($2, $2 + 999) i",
+                 SELECT $1, 'key-' || i % $4, convert_to(i::text, 'UTF8') FROM generate_series($2, $2 + $3 - 1) i",
             )
             .bind(&topic)
-            .bind(from)
+            .bind(filled)
+            .bind(rows)
+            .bind(KEYS)
             .execute(site.pool())
             .await?;
+            filled += rows;
             Ok(())
         };
-        fill(0).await?;
+        fill(1_000).await?;
         insert(&site, &missing, Some("k"), "waits").await?;
         let relay = site.relay("relay")?.env("BATON_PARK__CAP", "1s").env("BATON_PARK__ATTEMPTS", "1000");
         let _relay = relay.start()?;
+        let group = site.topic_name("group");
+        let _consumer =
+            site.launch("consumer", program("effect_consumer")?).args([&topic, &group]).start()?;
         arrive(&site, &topic, 1000).await?;
         let one = ["waits retrying unknown_topic"];
         eventually("one to be parked", PATIENCE, async || set_aside(&site, &one).await).await?;
@@ -340,28 +359,51 @@ fn a_broker_that_is_away_parks_nothing_and_spends_nothing() {
         let spent = async || -> Outcome<i32> {
             Ok(sqlx::query_scalar("SELECT attempts FROM outbox.parked").fetch_one(site.pool()).await?)
         };
-        fill(1000).await?;
+        fill(1_000).await?;
         insert(&site, &missing, Some("other"), "comes too").await?;
         // What was under way when the broker went may still be written down.
         baton_tests::lasts("what was under way", Duration::from_secs(3)).await;
-        let before = spent().await?;
-        stays("nothing parked and nothing spent", Duration::from_secs(20), async || {
-            set_aside(&site, &one).await?;
-            let now = spent().await?;
-            if now == before { Ok(()) } else { fail!("{before}, now {now}") }
-        })
-        .await?;
+        let (before, began) = (spent().await?, Instant::now());
+        while began.elapsed() < away {
+            fill(100).await?;
+            stays("nothing parked and nothing spent", Duration::from_secs(1), async || {
+                set_aside(&site, &one).await?;
+                let now = spent().await?;
+                if now == before { Ok(()) } else { fail!("{before}, now {now}") }
+            })
+            .await?;
+        }
         stack.repair().await?;
+        fill(100).await?;
+        let all = usize::try_from(filled)?;
         eventually("everything", Duration::from_secs(90), async || {
             let seen = firsts(&site, &topic).await?.len();
-            if seen == 2000 { Ok(()) } else { fail!("{seen}") }
+            if seen == all { Ok(()) } else { fail!("{seen} of {all}") }
         })
+        .await?;
+        eventually("every effect", Duration::from_secs(90), async || {
+            let count: i64 = sqlx::query_scalar("SELECT count(*) FROM effect").fetch_one(site.pool()).await?;
+            if count == i64::from(filled) { Ok(()) } else { fail!("{count} of {filled}") }
+        })
+        .await?;
+        let late: i64 = sqlx::query_scalar(
+            "SELECT count(*) FROM (SELECT content, lag(content) OVER (PARTITION BY content % $1 ORDER BY n) AS before
+                 FROM (SELECT n, convert_from(content, 'UTF8')::int AS content FROM effect) e) e
+             WHERE content <= before",
+        )
+        .bind(KEYS)
+        .fetch_one(site.pool())
         .await?;
         let of_topic: i64 = sqlx::query_scalar("SELECT count(*) FROM outbox.parked WHERE topic = $1")
             .bind(&topic)
             .fetch_one(site.pool())
             .await?;
-        assert_eq!(of_topic, 0);
+        let letters = site.kafka().count(&format!("{topic}.effects.dlt")).await?;
+        assert_eq!((late, of_topic, letters), (0, 0, 0));
+        figure(&format!(
+            "must show 3: the broker was away for {} s under load: 0 of {filled} parked, 0 dead, 0 out of order, each in effect once",
+            away.as_secs()
+        ));
         Ok(())
     });
 }
@@ -404,6 +446,45 @@ fn an_operator_who_discards_and_requeues_while_a_relay_tries_loses_no_order() {
             }
         })
         .await
+    });
+}
+
+#[test]
+fn an_operator_who_holds_a_parked_message_locked_holds_up_no_cursor_and_costs_no_lease() {
+    test(Duration::from_secs(120), Load::Light, async |harness: &mut Harness| {
+        let site = harness.site().await?;
+        let (good, missing) = (site.topic("good", 1).await?, site.topic_name("missing"));
+        insert(&site, &missing, Some("k"), "waits").await?;
+        let relay = site.relay("relay")?.env("BATON_PARK__CAP", "50ms").env("BATON_PARK__BASE", "10ms");
+        let relay = relay.env("BATON_PARK__ATTEMPTS", "100000").start()?;
+        let one = ["waits retrying unknown_topic"];
+        eventually("it to be parked", PATIENCE, async || set_aside(&site, &one).await).await?;
+        let generations = async || -> Outcome<Vec<i64>> {
+            let asked = sqlx::query_scalar("SELECT generation FROM outbox.fence ORDER BY shard");
+            Ok(asked.fetch_all(site.pool()).await?)
+        };
+        let before = generations().await?;
+        let mut operator = site.pool().begin().await?;
+        sqlx::query("SELECT FROM outbox.parked FOR UPDATE").execute(&mut *operator).await?;
+        let keys = site.key_of_each_shard().await?;
+        for round in 0..5 {
+            baton_tests::lasts("an attempt to be settled", Duration::from_millis(400)).await;
+            for key in &keys {
+                insert(&site, &good, Some(key), &round.to_string()).await?;
+            }
+            eventually("every cursor to move", Duration::from_secs(5), async || {
+                match site.pending().await? {
+                    0 => Ok(()),
+                    pending => fail!("{pending} wait"),
+                }
+            })
+            .await?;
+        }
+        operator.rollback().await?;
+        site.topic("missing", 1).await?;
+        arrive_in_order(&site, &missing, &["waits"]).await?;
+        assert_eq!(generations().await?, before, "{}", relay.stderr());
+        Ok(())
     });
 }
 

@@ -371,7 +371,7 @@ fn dead_letters_of_spring_kafka_are_understood_and_what_tells_of_them_is_taken_o
         let _consumer = shop.consumer(&[])?;
         shop.consumed().await?;
         let spring = shop.site.topic("orders-dlt", 2).await?;
-        let letter = |number: i64, exception: &str| {
+        let letter = |number: i64, exception: &str, group: &str| {
             order(usize::try_from(number).unwrap_or_default(), "{}")
                 .header(
                     "kafka_dlt-exception-fqcn",
@@ -380,23 +380,34 @@ fn dead_letters_of_spring_kafka_are_understood_and_what_tells_of_them_is_taken_o
                 .header("kafka_dlt-exception-cause-fqcn", exception)
                 .header("kafka_dlt-exception-stacktrace", &"at com.example ".repeat(200))
                 .header("kafka_dlt-original-topic", &shop.topic)
-                .header("kafka_dlt-original-consumer-group", "orders-service")
+                .header("kafka_dlt-original-consumer-group", group)
                 .header("kafka_dlt-original-timestamp-type", "CreateTime")
                 .header_bytes("kafka_dlt-original-partition", &1_i32.to_be_bytes())
                 .header_bytes("kafka_dlt-original-offset", &(5_000_000_000 + number).to_be_bytes())
                 .header_bytes("kafka_dlt-original-timestamp", &1_769_850_300_250_i64.to_be_bytes())
         };
         let letters = (0..7).map(|number| {
-            letter(number, if number < 4 { "java.lang.IllegalStateException" } else { "java.io.IOException" })
+            let exception =
+                if number < 4 { "java.lang.IllegalStateException" } else { "java.io.IOException" };
+            letter(number, exception, "orders-service")
         });
+        // The same topic has what another service could not do with the same records.
+        let others = (3..6).map(|number| letter(number, "java.io.IOException", "shipping-service"));
         // In a transaction, so that the last offset of each partition is a marker.
-        shop.site.kafka().produce_in_transaction(&spring, letters.collect()).await?;
+        shop.site.kafka().produce_in_transaction(&spring, letters.chain(others).collect()).await?;
         let plan = shop.plan(&["--dlt", &spring]).await?;
+        assert_eq!(plan["items"], 0);
+        assert_eq!(
+            plan["skipped"]["other_consumers"],
+            serde_json::json!({"orders-service": 7, "shipping-service": 3})
+        );
+        let ours = ["--dlt", &spring, "--group", "orders-service"];
+        let plan = shop.plan(&ours).await?;
         assert_eq!(
             plan["by_cause"],
             serde_json::json!({"java.lang.IllegalStateException": 4, "java.io.IOException": 3})
         );
-        let plan = shop.plan(&["--dlt", &spring, "--cause", "java.io.IOException"]).await?;
+        let plan = shop.plan(&[&ours[..], &["--cause", "java.io.IOException"]].concat()).await?;
         assert_eq!(plan["items"], 3);
         let origins: Vec<(i32, i64, i64)> = sqlx::query_as(
             "SELECT original_partition, original_offset, original_time_ms FROM inbox.replay_item WHERE plan = $1::text::uuid ORDER BY original_offset",

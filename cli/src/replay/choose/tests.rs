@@ -122,6 +122,33 @@ fn letters_of_other_topics_and_unreadable_ones_are_counted_and_left_out() {
 }
 
 #[test]
+fn letters_that_another_consumer_wrote_to_a_shared_topic_are_left_out_and_told() {
+    let spring = |offset, original, group: &str| {
+        dead(offset, original, "permanent", 0).with("kafka_dlt-original-consumer-group", group)
+    };
+    // All about the same record but the last, which names nobody.
+    let letters = [
+        spring(0, 7, "billing"),
+        spring(1, 7, "shipping"),
+        spring(2, 7, "billing-service"),
+        dead(3, 7, "panic", 0).with("dlt-consumer", "shipping"),
+        dead(4, 8, "permanent", 0),
+    ];
+    let others = |pairs: &[(&str, u64)]| -> BTreeMap<String, u64> {
+        pairs.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect()
+    };
+    let (chosen, skipped) = choose(&wish(&[]), &letters);
+    assert_eq!(chosen, [0, 4]);
+    assert_eq!(skipped.other_consumers, others(&[("billing-service", 1), ("shipping", 2)]));
+    let (chosen, skipped) = choose(&wish(&["--group", "billing-service"]), &letters);
+    assert_eq!(chosen, [2, 4]);
+    assert_eq!(skipped.other_consumers, others(&[("billing", 1), ("shipping", 2)]));
+    // A letter of Baton's names its consumer, whatever its group.
+    let own = [dead(0, 7, "permanent", 0).with("dlt-consumer", "billing")];
+    assert_eq!(choose(&wish(&["--group", "g"]), &own).0, [0]);
+}
+
+#[test]
 fn what_another_plan_has_sent_is_left_out_unless_it_is_wanted_and_does_not_count_for_the_limit() {
     let chosen = |wish: &Wish| {
         let mut choice = Choice::new(wish, "d");
