@@ -10,6 +10,8 @@ use baton_protocol::lifecycle::{Word as _, delivery};
 use clap::builder::ValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::{Serialize, Serializer};
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
 
 use crate::config::Span;
 
@@ -84,6 +86,8 @@ pub(crate) enum Command {
         #[arg(long, value_name = "TOPIC", value_parser = ValueParser::from(crate::parked::topic))]
         topic: String,
     },
+    /// Publish a range of messages once more that were published already; same ids, each key in order
+    Republish(crate::republish::Wish),
     /// Accept an outbox that was restored or replicated from another cluster; stop the relays first
     Rebase {
         /// Change nothing; show what would be done and how many messages may go twice
@@ -296,6 +300,12 @@ pub(crate) fn span(text: &str) -> Result<Duration, String> {
     Ok(length)
 }
 
+/// A moment, with its zone.
+pub(crate) fn time(text: &str) -> Result<OffsetDateTime, String> {
+    OffsetDateTime::parse(text, &Rfc3339)
+        .map_err(|_| "must be a time as RFC 3339 has it, such as 2026-11-30T17:00:00Z".to_owned())
+}
+
 fn slot_period(text: &str) -> Result<Duration, String> {
     let Span(period) = text.parse::<Span>().map_err(|e| e.to_string())?;
     if period < Duration::from_secs(1) {
@@ -327,6 +337,12 @@ mod tests {
     fn a_slot_period_below_a_second_is_refused() {
         assert_eq!(slot_period("999ms").unwrap_err(), "must be at least 1s");
         assert_eq!(slot_period("6h").unwrap(), Duration::from_secs(21_600));
+    }
+
+    #[test]
+    fn a_time_names_its_zone() {
+        assert!(time("2026-11-30T17:00:00Z").is_ok() && time("2026-11-30T17:00:00.5+01:00").is_ok());
+        assert!(time("2026-11-30").is_err() && time("2026-11-30T17:00:00").is_err());
     }
 
     #[test]

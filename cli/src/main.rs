@@ -14,9 +14,11 @@ mod logging;
 mod migrate;
 mod out;
 mod parked;
+mod progress;
 mod rebase;
 mod relay;
 mod replay;
+mod republish;
 mod signals;
 mod status;
 mod table;
@@ -79,6 +81,7 @@ fn run(cli: &Cli, format: &mut LogFormat) -> Result<(), Failure> {
             Command::Parked { act } => parked::run(&config, act).await,
             Command::Pause { topic } => parked::pause(&config, topic).await,
             Command::Resume { topic } => parked::resume(&config, topic).await,
+            Command::Republish(wish) => republish::run(&config, wish).await,
             Command::Rebase { dry_run } => rebase::run(&config, *dry_run).await,
             Command::Audit { json, limit } => audit::run(&config, *json, *limit).await,
             Command::Doctor { older_than, json } => doctor::run(&config, *older_than, *json).await,

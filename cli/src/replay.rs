@@ -17,7 +17,6 @@ mod groups;
 mod letters;
 mod pace;
 mod plan;
-mod progress;
 mod run;
 mod send;
 mod show;

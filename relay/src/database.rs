@@ -243,7 +243,7 @@ pub(crate) async fn connect(
 }
 
 /// The statement that makes the settings of a session.
-fn session_settings(patience: Duration) -> String {
+pub(crate) fn session_settings(patience: Duration) -> String {
     let millis = patience.as_millis().to_string();
     let settings: Vec<String> = PLANNED
         .into_iter()

@@ -11,7 +11,7 @@
 //! rows. One part that is away is a finding, and the others are examined all the same. Advice is what to type or to set,
 //! wherever that can be known.
 
-mod kafka;
+pub(crate) mod kafka;
 mod postgres;
 
 use std::fmt;

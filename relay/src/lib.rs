@@ -2,7 +2,7 @@
 //!
 //! Modules in the order in which a message meets them: [`settings`], `session` and `lease` (who may publish which shard,
 //! until when), [`read`] and [`cursor`] (what is committed and not yet published), `budget` (how much of it may be held),
-//! `shard` and `links`, `pipeline`, `route`, `publish`, `refusal` and `window` (to Kafka, and what came back), `advance` (the durable cursor), `aside`, `care`, `parked` and `retrier` (what Kafka refuses), [`operate`] (what operators do about it), `retention` and [`leaves`] (space comes back), [`status`].
+//! `shard` and `links`, `pipeline`, `route`, `publish`, `refusal` and `window` (to Kafka, and what came back), `advance` (the durable cursor), `aside`, `care`, `parked` and `retrier` (what Kafka refuses), [`operate`] (what operators do about it), [`republish`] (what was published goes once more), `retention` and [`leaves`] (space comes back), [`status`].
 //! Beside the way: `metrics`, `health` and `http` (how it is seen from outside).
 //!
 //! What it guarantees, as long as producers of one key serialise on a lock taken before they enqueue: every committed
@@ -45,6 +45,7 @@ pub mod read;
 mod record;
 mod refusal;
 mod relay;
+pub mod republish;
 mod retention;
 mod retrier;
 mod route;

@@ -174,8 +174,13 @@ impl Publisher {
 
     /// Makes a row's headers, ahead of its being handed over.
     pub(crate) fn prepare(&self, row: Row) -> Result<Prepared, crate::database::Error> {
-        let headers = self.headers(&row.outgoing()?).map(Some);
+        let headers = self.headers_of(&row)?;
         Ok(Prepared { row, headers })
+    }
+
+    /// The headers of a row that stays where it is.
+    pub(crate) fn headers_of(&self, row: &Row) -> Result<Headers, crate::database::Error> {
+        Ok(self.headers(&row.outgoing()?).map(Some))
     }
 
     /// Hands one row to librdkafka, which copies it, for a partition or for any. Topic and key are the row's, which whoever

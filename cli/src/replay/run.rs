@@ -13,12 +13,12 @@ use uuid::Uuid;
 
 use super::letters::{Cluster, Full, Reader};
 use super::pace;
-use super::progress::Progress;
 use super::send::{Sender, Sent, remedy};
 use super::store::{self, Claimed, LEASE, Plan};
 use super::{Error, connect, groups, kafka};
 use crate::config::Effective;
 use crate::failure::Failure;
+use crate::progress::Progress;
 use crate::{out, signals};
 
 /// How often is looked whether what another run has claimed is sent, or free again.

@@ -23,7 +23,7 @@ const BATCH_SIZE: i64 = 1_000_000;
 
 /// What the broker says of a topic.
 #[derive(Debug, Clone)]
-struct Topic {
+pub(crate) struct Topic {
     name: String,
     replicas: usize,
     settings: HashMap<String, String>,
@@ -34,9 +34,26 @@ impl Topic {
         self.settings.get(name)?.parse().ok()
     }
 
-    fn says(&self, name: &str, word: &str) -> bool {
+    /// Whether this setting is the word, or a list with it.
+    pub(crate) fn says(&self, name: &str, word: &str) -> bool {
         self.settings.get(name).is_some_and(|value| value.split(',').any(|part| part.trim() == word))
     }
+}
+
+/// Which topics there are, each with the number of its replicas; for who asks about one without making it.
+pub(crate) async fn topics(settings: &Arc<Settings>) -> Result<HashMap<String, usize>, KafkaError> {
+    let asked = Arc::clone(settings);
+    let seen = tokio::task::spawn_blocking(move || look(&asked)).await;
+    seen.unwrap_or(Err(KafkaError::Canceled)).map(|(_, there)| there)
+}
+
+/// The settings of one topic. `None`: the broker tells none.
+pub(crate) async fn topic(
+    settings: &Settings,
+    name: &str,
+    replicas: usize,
+) -> Result<Option<Topic>, KafkaError> {
+    Ok(describe(settings, &[(name, replicas)]).await?.into_iter().next())
 }
 
 /// Examines the broker and the topics in use.

@@ -276,7 +276,7 @@ async fn names(relay: &Process, known: usize, words: &[&str]) -> Outcome {
 
 /// A login role of the test's own. Roles belong to the whole server, so it must be dropped.
 pub(crate) struct Role {
-    name: String,
+    pub name: String,
     pub url: String,
 }
 

@@ -32,6 +32,7 @@
 //! | [`inbox_commands`] | `baton inbox`: what an operator sees of a consumer, and decides |
 //! | [`consumer_planted`] | bugs planted into the consumer are found, each as what it is |
 //! | [`replay`] | dead letters are chosen, counted, sent again and told of, and each takes effect once |
+//! | [`republish`] | what was published goes once more as it went, and nothing else does or changes |
 //! | [`bad_input`] | one clear message, the right exit code, no password |
 //! | [`plans`] | what a poll costs does not depend on what waits or stays open |
 //! | [`ring`] | what an advance costs does not grow under a held snapshot |
@@ -71,6 +72,7 @@ mod pooler;
 mod rebase;
 mod refusals;
 mod replay;
+mod republish;
 mod retention;
 mod ring;
 mod seen;

@@ -9,7 +9,7 @@ const WIDTH: u64 = 30;
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
 /// What a run shows of itself.
-pub(super) struct Progress {
+pub(crate) struct Progress {
     shown: Shown,
     total: u64,
     began: Instant,
@@ -23,15 +23,15 @@ enum Shown {
 }
 
 impl Progress {
-    /// Of a plan of `total` items.
-    pub(super) fn new(total: u64) -> Self {
+    /// Of `total` items.
+    pub(crate) fn new(total: u64) -> Self {
         let shown = if std::io::stderr().is_terminal() { Shown::Bar } else { Shown::Lines };
         let now = Instant::now();
         Self { shown, total, began: now, due: now + LINE_EVERY }
     }
 
     /// So many are sent in all, by whomever, `own` by this run.
-    pub(super) fn show(&mut self, sent: u64, own: u64) {
+    pub(crate) fn show(&mut self, sent: u64, own: u64) {
         let rate = own as f64 / self.began.elapsed().as_secs_f64().max(0.001);
         match self.shown {
             Shown::Bar => {
@@ -48,7 +48,7 @@ impl Progress {
     }
 
     /// The last word: the bar is left as it is.
-    pub(super) fn end(&self) {
+    pub(crate) fn end(&self) {
         if self.shown == Shown::Bar {
             eprintln!();
         }
