@@ -174,8 +174,7 @@ mod tests {
 
     #[test]
     fn what_is_left_out_and_what_is_gone_is_told_only_where_there_is_something() {
-        let mut found = Found::default();
-        found.published = 3;
+        let mut found = Found { published: 3, ..Found::default() };
         let told = counted(&wish(&[]), &found);
         assert_eq!(
             told,
