@@ -48,6 +48,7 @@ mod relay;
 mod retention;
 mod retrier;
 mod route;
+mod rules;
 mod session;
 pub mod settings;
 mod shard;

@@ -313,7 +313,7 @@ impl Retrier<'_> {
             Err(sent) => return Ok(sent),
         };
         if !self.met.contains(topic) {
-            let mut asked = Some(topics::check(&self.links.topics, &publisher, topic));
+            let mut asked = Some(topics::check(&self.links.topics, &self.links.settings, &publisher, topic));
             let checked = tokio::select! {
                 checked = topics::checked(&mut asked) => checked,
                 () = self.ended(|order| order != Order::Run) => return Ok(Sent::Ended),
