@@ -49,6 +49,7 @@ pub mod republish;
 mod retention;
 mod retrier;
 mod route;
+mod rules;
 mod session;
 pub mod settings;
 mod shard;

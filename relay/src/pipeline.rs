@@ -179,11 +179,7 @@ impl<'a> Pipeline<'a> {
         self.reading = None;
         let reports = Arc::clone(self.publisher.reports());
         let patience = self.links.settings.drain_deadline;
-        let publisher = Arc::clone(&self.publisher);
-        let purged = tokio::task::spawn_blocking(move || publisher.purge(patience)).await;
-        if purged.is_err() {
-            tracing::error!(shard = self.links.shard, "purging a producer panicked; it is dropped as it is");
-        }
+        self.publisher.purge(patience).await;
         let prefix = reports.window().prefix();
         self.settle(prefix);
         let mut stop = self.named(stop);

@@ -16,6 +16,7 @@ use rdkafka::message::{DeliveryResult, Header, Message, OwnedHeaders};
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _, ProducerContext, PurgeConfig};
 use rdkafka::{ClientContext, config::FromClientConfigAndContext as _};
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 use crate::poller::Poller;
 use crate::read::Row;
@@ -266,13 +267,29 @@ impl Publisher {
         Ok(partitions.map_or(Seen::Refused(Cause::UnknownTopic), Seen::Partitions))
     }
 
-    /// Throws away what was not acknowledged and waits for every report. Blocks. The producer is not to be used again.
+    /// Throws away what was not acknowledged and waits for every report. The producer is not to be used again.
     ///
     /// What was on its way may still arrive at the broker: that is a duplicate later, never a loss.
-    pub(crate) fn purge(&self, patience: Duration) {
-        self.producer.purge(PurgeConfig::default().queue().inflight());
-        if let Err(error) = self.producer.flush(patience) {
-            tracing::warn!("some delivery reports did not come back from a purged producer: {error}");
+    pub(crate) async fn purge(self: &Arc<Self>, patience: Duration) {
+        /// Reports of a purge come at once, from the poller's thread.
+        const STEP: Duration = Duration::from_millis(1);
+        let purged = Arc::clone(self);
+        let asked = tokio::task::spawn_blocking(move || {
+            purged.producer.purge(PurgeConfig::default().queue().inflight());
+        });
+        if asked.await.is_err() {
+            tracing::error!("purging a producer panicked; it is dropped as it is");
+        }
+        // Not `flush`: it takes a tenth of a second where that thread gets the last report.
+        let until = Instant::now() + patience;
+        while self.producer.in_flight_count() > 0 {
+            if Instant::now() >= until {
+                tracing::warn!(
+                    "some delivery reports did not come back from a purged producer within {patience:?}"
+                );
+                return;
+            }
+            tokio::time::sleep(STEP).await;
         }
     }
 }

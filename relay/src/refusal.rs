@@ -3,20 +3,11 @@
 //! Of a message that is too large it says how large, and what its topic allows, where the broker tells: the two numbers that
 //! whoever is called at night compares.
 
-use std::time::Duration;
-
 use baton_protocol::lifecycle::message::Cause;
-use rdkafka::admin::{AdminClient, AdminOptions, ResourceSpecifier};
-use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::Headers;
-use tokio::time::timeout;
 
-use crate::links::{Destroying, Links};
-use crate::reach::Quiet;
-use crate::settings::Settings;
-
-/// How long the broker may take to say what a topic allows. The shard waits for it, with nothing in flight.
-const PATIENCE: Duration = Duration::from_secs(2);
+use crate::links::Links;
 
 /// The setting of a topic that bounds a message.
 const LIMIT: &str = "max.message.bytes";
@@ -84,33 +75,16 @@ pub(crate) fn bytes(key: Option<&[u8]>, payload: Option<&[u8]>, headers: Option<
     length(key) + length(payload) + headers
 }
 
-/// A refusal in full. Of a message that is too large: what its topic takes, which is remembered for what comes next.
+/// A refusal in full. Of a message that is too large: what its topic takes.
 pub(crate) async fn in_full(links: &Links, topic: &str, cause: Cause, error: String) -> String {
     if cause != Cause::TooLarge {
         return error;
     }
-    match limit(&links.settings, topic, &links.destroying).await {
-        Some(limit) => {
-            // Compressed, a message that is larger may pass.
-            if !links.settings.compresses() {
-                links.topics.limited(topic, limit);
-            }
-            format!("{error}; {}", allows(limit))
-        }
+    let rules = links.topics.rules.ask(&links.settings, topic).await;
+    match rules.and_then(|rules| rules.bytes) {
+        Some(limit) => format!("{error}; {}", allows(limit)),
         None => format!("{error}; what its topic allows is unknown, the broker does not tell {LIMIT}"),
     }
-}
-
-/// Asks the broker for the topic's limit, by a client of its own. `None`: the broker does not tell.
-async fn limit(settings: &Settings, topic: &str, destroying: &Destroying) -> Option<usize> {
-    let created: KafkaResult<AdminClient<Quiet>> = settings.client_config().create_with_context(Quiet);
-    let client = created.ok()?;
-    let options = AdminOptions::new().request_timeout(Some(PATIENCE));
-    let topics = [ResourceSpecifier::Topic(topic)];
-    let answer = timeout(PATIENCE, client.describe_configs(&topics, &options)).await;
-    destroying.destroy(client, false).await;
-    let described = answer.ok()?.ok()?.into_iter().next()?.ok()?;
-    described.get(LIMIT)?.value.as_deref()?.parse().ok()
 }
 
 #[cfg(test)]

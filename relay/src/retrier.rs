@@ -313,7 +313,7 @@ impl Retrier<'_> {
             Err(sent) => return Ok(sent),
         };
         if !self.met.contains(topic) {
-            let mut asked = Some(topics::check(&self.links.topics, &publisher, topic));
+            let mut asked = Some(topics::check(&self.links.topics, &self.links.settings, &publisher, topic));
             let checked = tokio::select! {
                 checked = topics::checked(&mut asked) => checked,
                 () = self.ended(|order| order != Order::Run) => return Ok(Sent::Ended),
@@ -442,7 +442,7 @@ impl Retrier<'_> {
             }
             if let Some(error) = reports.fatal() {
                 // What it was raised for is reported behind it.
-                purge(publisher, self.links.settings.drain_deadline).await;
+                publisher.purge(self.links.settings.drain_deadline).await;
                 let failure = reports.window().failure().map(|(_, failure)| failure.clone());
                 return failure.map_or(Sent::Outage { error }, Sent::from);
             }
@@ -486,7 +486,7 @@ impl Retrier<'_> {
     async fn drop_publisher(&mut self) {
         self.met.clear();
         if let Some(publisher) = self.publisher.take() {
-            purge(&publisher, self.links.settings.drain_deadline).await;
+            publisher.purge(self.links.settings.drain_deadline).await;
             self.links.destroying.destroy(publisher, false).await;
         }
     }
@@ -578,11 +578,6 @@ impl From<Failure> for Sent {
 
 fn illegal_here(illegal: &baton_protocol::lifecycle::IllegalTransition) -> Error {
     Error::Answer { operation: "settling what was tried", what: illegal.to_string() }
-}
-
-async fn purge(publisher: &Arc<Publisher>, patience: Duration) {
-    let publisher = Arc::clone(publisher);
-    drop(tokio::task::spawn_blocking(move || publisher.purge(patience)).await);
 }
 
 async fn sleep(period: Option<Duration>) {

@@ -26,6 +26,8 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use crate::publish::Publisher;
+use crate::rules::{RuleBook, Rules};
+use crate::settings::Settings;
 
 /// How long the broker may take to say whether a topic exists.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -42,9 +44,6 @@ const MISSING_FOR: Duration = Duration::from_secs(1);
 /// For how long a topic counts as not to be written: to find that out anew costs a producer.
 const DENIED_FOR: Duration = Duration::from_secs(5);
 
-/// For how long a topic's limit is believed. It may be raised at any time.
-const LIMIT_FOR: Duration = Duration::from_secs(10);
-
 /// What is known of a topic.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Standing {
@@ -52,8 +51,8 @@ pub(crate) enum Standing {
         partitions: NonZeroU32,
         /// Long ago: ask again. The answer may be used until the next one is there.
         stale: bool,
-        /// A message with more bytes than this is refused, whatever it is sent with.
-        limit: Option<usize>,
+        /// What it asks of a record, and whether that was asked so lately that it may stand against one.
+        rules: Option<(Rules, bool)>,
     },
     Refused {
         cause: Cause,
@@ -67,7 +66,6 @@ struct Topic {
     /// Since when, and how many partitions.
     known: Option<(NonZeroU32, Instant)>,
     refused: Option<(Cause, String, Instant)>,
-    limit: Option<(usize, Instant)>,
     /// It was there once.
     was_there: bool,
     missing_since: Option<Instant>,
@@ -81,11 +79,12 @@ pub(crate) struct Topics {
     topics: Mutex<HashMap<String, Topic>>,
     /// How long an answer of the broker is taken for fresh: so soon is a raised number of partitions used.
     fresh: Duration,
+    pub rules: RuleBook,
 }
 
 impl Topics {
     pub(crate) fn new(fresh: Duration) -> Self {
-        Self { topics: Mutex::default(), fresh }
+        Self { topics: Mutex::default(), fresh, rules: RuleBook::default() }
     }
 
     pub(crate) fn standing(&self, topic: &str, now: Instant) -> Standing {
@@ -98,8 +97,7 @@ impl Topics {
             return Standing::Refused { cause: *cause, error: error.clone() };
         }
         let Some((partitions, asked)) = found.known else { return Standing::Unknown };
-        let limit = found.limit.filter(|(_, learned)| since(*learned) < LIMIT_FOR).map(|(limit, _)| limit);
-        Standing::Flows { partitions, stale: since(asked) > self.fresh, limit }
+        Standing::Flows { partitions, stale: since(asked) > self.fresh, rules: self.rules.known(topic, now) }
     }
 
     /// How many partitions the topic has, however long ago that was.
@@ -110,7 +108,7 @@ impl Topics {
     /// Its messages are taken.
     pub(crate) fn takes(&self, topic: &str) {
         if let Some(found) = self.lock().get_mut(topic) {
-            (found.refused, found.limit, found.said) = (None, None, 0);
+            (found.refused, found.said) = (None, 0);
         }
     }
 
@@ -119,11 +117,6 @@ impl Topics {
         let lasts = if cause == Cause::UnknownTopic { MISSING_FOR } else { DENIED_FOR };
         let mut topics = self.lock();
         topics.entry(topic.to_owned()).or_default().refused = Some((cause, error, Instant::now() + lasts));
-    }
-
-    /// The broker takes batches of this topic up to so many bytes.
-    pub(crate) fn limited(&self, topic: &str, bytes: usize) {
-        self.lock().entry(topic.to_owned()).or_default().limit = Some((bytes, Instant::now()));
     }
 
     /// Whether one more refusal of the topic's messages is to be said aloud: the first, and at each doubling.
@@ -209,13 +202,20 @@ pub(crate) enum Seen {
     Refused(Cause),
 }
 
-/// Asks the broker about a topic, on a thread that may block, and remembers the answer.
-pub(crate) fn check(topics: &Arc<Topics>, publisher: &Arc<Publisher>, topic: &str) -> JoinHandle<Checked> {
+/// Asks the broker about a topic, whether it is there and what it asks of a record, and remembers the answers.
+pub(crate) fn check(
+    topics: &Arc<Topics>,
+    settings: &Arc<Settings>,
+    publisher: &Arc<Publisher>,
+    topic: &str,
+) -> JoinHandle<Checked> {
     let (topics, publisher, topic) = (Arc::clone(topics), Arc::clone(publisher), topic.to_owned());
+    let settings = Arc::clone(settings);
     tokio::spawn(async move {
         let asked = topic.clone();
         let asked = tokio::task::spawn_blocking(move || publisher.topic(&asked, PATIENCE));
-        let seen = asked.await.unwrap_or(Err(KafkaError::Canceled));
+        let (seen, _rules) = tokio::join!(asked, topics.rules.ask(&settings, &topic));
+        let seen = seen.unwrap_or(Err(KafkaError::Canceled));
         let seen = seen.map(|seen| topics.learn(&topic, seen, Instant::now()));
         if seen.is_err() {
             topics.unanswered(&topic);
@@ -283,7 +283,6 @@ mod tests {
         let (topics, now) = (Topics::new(Duration::from_secs(60)), Instant::now());
         topics.learn("t", Seen::Partitions(FOUR), now);
         topics.denied("t", Cause::NotAuthorized, "no".to_owned());
-        topics.limited("t", 10);
         assert_eq!(refusal(&topics, now), Some(Cause::NotAuthorized));
         // That it is there says nothing of whether it may be written.
         topics.learn("t", Seen::Partitions(FOUR), now);
@@ -291,12 +290,12 @@ mod tests {
         let later = Instant::now() + DENIED_FOR;
         assert_eq!(
             topics.standing("t", later),
-            Standing::Flows { partitions: FOUR, stale: false, limit: Some(10) }
+            Standing::Flows { partitions: FOUR, stale: false, rules: None }
         );
         topics.takes("t");
         assert_eq!(
             topics.standing("t", now),
-            Standing::Flows { partitions: FOUR, stale: false, limit: None }
+            Standing::Flows { partitions: FOUR, stale: false, rules: None }
         );
     }
 

@@ -14,7 +14,7 @@ use uuid::Uuid;
 use super::letters::{Cluster, Full, Reader};
 use super::pace;
 use super::send::{Sender, Sent, remedy};
-use super::store::{self, Claimed, LEASE, Plan};
+use super::store::{self, Claimed, Claims, LEASE, Plan};
 use super::{Error, connect, groups, kafka};
 use crate::config::Effective;
 use crate::failure::Failure;
@@ -90,11 +90,12 @@ pub(super) async fn run(
         plan,
         sender: &sender,
         own: 0,
+        left_out: 0,
         gone: Vec::new(),
     };
     let ended = run.go(&mut connection, rate, limit, stop).await;
     run.progress.end();
-    let Run { own, gone, reader, plan, .. } = run;
+    let Run { own, left_out, gone, reader, plan, .. } = run;
     drop(spawn_blocking(move || drop(reader)).await);
     sender.close().await;
     let how = ended.as_ref().map_or("failed", |end| end.as_str());
@@ -113,6 +114,12 @@ pub(super) async fn run(
             format!("stopped in order: sent {own} items, {left} are left; `baton replay run {id}` goes on")
         }
     })?;
+    if left_out > 0 {
+        out::line(&format!(
+            "left out: {left_out}, because another plan has sent them meanwhile; they count as duplicates; plan them with --again \
+             to have them done once more"
+        ))?;
+    }
     if gone.is_empty() {
         Ok(())
     } else {
@@ -152,6 +159,8 @@ struct Run<'s> {
     progress: Progress,
     /// Acknowledged in this run.
     own: u64,
+    /// Settled unsent: another plan has sent their records.
+    left_out: u64,
     /// Items whose letters are not on the topic any more.
     gone: Vec<i64>,
 }
@@ -183,7 +192,12 @@ impl Run<'_> {
             let most = pace::items(rate, before.map(|before| asked - before))
                 .min(u32::try_from(allowed).unwrap_or(u32::MAX));
             before = Some(asked);
-            let claimed = store::claim(connection, self.id, &self.owner, most, &self.gone).await?;
+            let Claims { claimed, left_out } =
+                store::claim(connection, (self.id, &self.plan), &self.owner, most, &self.gone).await?;
+            self.left_out += left_out;
+            if claimed.is_empty() && left_out > 0 {
+                continue;
+            }
             if claimed.is_empty() {
                 let left = store::left(connection, self.id).await?;
                 let gone = i64::try_from(self.gone.len()).unwrap_or(i64::MAX);

@@ -173,26 +173,60 @@ pub(super) async fn left(connection: &mut PgConnection, id: Uuid) -> Result<Left
     Ok(Left { waiting, sending })
 }
 
+/// What a claim came to.
+#[derive(Debug, Default)]
+pub(super) struct Claims {
+    /// In order.
+    pub(super) claimed: Vec<Claimed>,
+    /// Items of records that another plan has sent as they were to be new work.
+    pub(super) left_out: u64,
+}
+
 /// Claims at most `limit` items, but for those of `without`.
 pub(super) async fn claim(
     connection: &mut PgConnection,
-    id: Uuid,
+    (id, plan): (Uuid, &Plan),
     owner: &str,
     limit: u32,
     without: &[i64],
-) -> Result<Vec<Claimed>, Error> {
-    let mut claimed: Vec<Claimed> = sqlx::query_as(include_str!("../../queries/replay_claim.sql"))
+) -> Result<Claims, Error> {
+    claim_all(connection, (id, plan), owner, limit, without).await.map_err(Error::Database)
+}
+
+async fn claim_all(
+    connection: &mut PgConnection,
+    (id, plan): (Uuid, &Plan),
+    owner: &str,
+    limit: u32,
+    without: &[i64],
+) -> Result<Claims, sqlx::Error> {
+    let mut tx = connection.begin().await?;
+    let mut claims = Claims::default();
+    // The same work twice is the inbox's to tell.
+    if plan.new_key {
+        sqlx::query(include_str!("../../queries/replay_lock.sql"))
+            .bind(&plan.consumer)
+            .execute(&mut *tx)
+            .await?;
+        let left_out = sqlx::query(include_str!("../../queries/replay_leave_out.sql"))
+            .bind(id)
+            .bind(i64::from(limit))
+            .execute(&mut *tx)
+            .await?;
+        claims.left_out = left_out.rows_affected();
+    }
+    claims.claimed = sqlx::query_as(include_str!("../../queries/replay_claim.sql"))
         .bind(id)
         .bind(owner)
         .bind(LEASE.as_secs_f64())
         .bind(i64::from(limit))
         .bind(without)
-        .fetch_all(connection)
-        .await
-        .map_err(Error::Database)?;
+        .fetch_all(&mut *tx)
+        .await?;
+    tx.commit().await?;
     // What an UPDATE returns has no order.
-    claimed.sort_by_key(|claimed| claimed.item);
-    Ok(claimed)
+    claims.claimed.sort_by_key(|claimed| claimed.item);
+    Ok(claims)
 }
 
 /// Marks items as sent. Those whose claim was over meanwhile are somebody else's.

@@ -1,7 +1,7 @@
 //! Which row in hand goes next, and where: to Kafka, aside, or nowhere yet.
 //!
-//! What can be known to fail is not handed over: a topic that is missing or denied, a message larger than its topic takes (as far
-//! as the broker has told), headers that cannot be written, a message that was refused alone. A row that goes aside counts as
+//! What can be known to fail is not handed over: a topic that is missing or denied, a message that breaks its topic's rules (as far
+//! as the broker tells, see `rules`), headers that cannot be written, a message that was refused alone. A row that goes aside counts as
 //! acknowledged; the advance that passes it writes it down.
 
 use baton_protocol::lifecycle::message::Cause;
@@ -10,9 +10,11 @@ use tokio::time::Instant;
 use super::{FEED_CHUNK, Full, Hold, Pipeline, Which};
 use crate::aside::{KeyHash, Reason, Slated};
 use crate::database;
+use crate::links::Links;
 use crate::publish::{Failure, HandOver, Prepared};
 use crate::refusal;
 use crate::route::Route;
+use crate::rules::{Facts, Rules};
 use crate::topics::{self, Checked, Standing};
 
 /// Of the topic of the row before: most often this one's too.
@@ -168,12 +170,12 @@ impl Pipeline<'_> {
             let (cause, error) = (Cause::InvalidRecord, error.clone());
             return Ok(Fate::Aside(Reason::Refused { cause, error }));
         }
-        let (partitions, limit) = match &known.standing {
-            Standing::Flows { partitions, stale, limit } => {
+        let (partitions, rules) = match &known.standing {
+            Standing::Flows { partitions, stale, rules } => {
                 if *stale {
                     self.ask_about(topic);
                 }
-                (*partitions, *limit)
+                (*partitions, *rules)
             }
             Standing::Refused { cause, error } => {
                 return Ok(Fate::Aside(Reason::Refused { cause: *cause, error: error.clone() }));
@@ -185,13 +187,16 @@ impl Pipeline<'_> {
             }
         };
         let key = prepared.row.key()?;
-        if let Some(limit) = limit {
-            let headers = prepared.headers.as_ref().ok().and_then(Option::as_ref);
-            let bytes = refusal::bytes(key, prepared.row.payload()?, headers);
-            if bytes > limit {
-                let error = format!("{}; {}", refusal::of_size(bytes), refusal::allows(limit));
-                return Ok(Fate::Aside(Reason::Refused { cause: Cause::TooLarge, error }));
+        if let Some((rules, is_believed)) = rules
+            && let Some((cause, error)) = rules.refuse(self.facts(prepared, &rules, now)?)
+        {
+            if is_believed {
+                return Ok(Fate::Aside(Reason::Refused { cause, error }));
             }
+            // It may have been altered.
+            self.ask_about(topic);
+            self.hold = Hold::Unknown;
+            return Ok(Fate::Waits);
         }
         if !self.joins(which.position) {
             self.hold = Hold::All;
@@ -248,9 +253,26 @@ impl Pipeline<'_> {
         true
     }
 
+    /// What a topic's rules are about.
+    fn facts(&self, prepared: &Prepared, rules: &Rules, now: Instant) -> Result<Facts, database::Error> {
+        let Prepared { row, headers } = prepared;
+        let key = row.key()?;
+        // Hardly any message is large; and compressed, one that is may pass.
+        let may_be_too_large = rules.bytes.is_some_and(|limit| row.size > limit);
+        let bytes = if may_be_too_large && !self.links.settings.compresses() {
+            let headers = headers.as_ref().ok().and_then(Option::as_ref);
+            Some(refusal::bytes(key, row.payload()?, headers))
+        } else {
+            None
+        };
+        let age = self.flights.back().and_then(|flight| flight.clock.age(row.created_ms, now));
+        Ok(Facts { bytes, age, has_key: key.is_some() })
+    }
+
     fn ask_about(&mut self, topic: &str) {
         if self.checking.is_none() {
-            self.checking = Some(topics::check(&self.links.topics, &self.publisher, topic));
+            let Links { topics, settings, .. } = self.links;
+            self.checking = Some(topics::check(topics, settings, &self.publisher, topic));
         }
     }
 

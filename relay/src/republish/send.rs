@@ -250,7 +250,7 @@ impl Sender {
 
     async fn purge(&self) {
         if let Some(producing) = &self.producing {
-            purge(&producing.publisher, self.settings.drain_deadline).await;
+            producing.publisher.purge(self.settings.drain_deadline).await;
         }
     }
 
@@ -295,7 +295,7 @@ impl Wait<'_> {
             }
             if let Some(error) = reports.fatal() {
                 // What it was raised for is reported behind it.
-                purge(self.publisher, self.drain).await;
+                self.publisher.purge(self.drain).await;
                 let window = reports.window();
                 let failure = window.failure().map(|(number, failure)| self.trouble(*number, failure));
                 return Some(failure.unwrap_or(Trouble::Broken { error }));
@@ -377,11 +377,6 @@ async fn hand_over(
             HandOver::Failed(Failure::Broken { error }) => return Ok(Some(Trouble::Broken { error })),
         }
     }
-}
-
-async fn purge(publisher: &Arc<Publisher>, patience: Duration) {
-    let publisher = Arc::clone(publisher);
-    drop(spawn_blocking(move || publisher.purge(patience)).await);
 }
 
 /// Its thread may be waited for, so off the runtime's.

@@ -7,7 +7,6 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use baton_tests::{Harness, Load, Outcome, Place, Schema, Site, eventually, fail, figure, kafka_tool, test};
-use tokio::time::Instant;
 
 use crate::refusals::{PATIENCE, requeue};
 
@@ -36,26 +35,31 @@ fn poison_keys_of_four_kinds_hold_up_no_other_and_all_arrive_in_order_once_the_c
     test(Duration::from_secs(900), Load::Alone, async |harness: &mut Harness| {
         let full = std::env::var("BATON_TIER").is_ok_and(|tier| tier == "full");
         let (messages, pairs) = if full { (100_000, 3) } else { (10_000, 1) };
-        let mut ratios = Vec::new();
+        let (mut ratios, mut said) = (Vec::new(), Vec::new());
         for _ in 0..pairs {
             let clean = run(harness, messages, false).await?;
             let poisoned = run(harness, messages, true).await?;
-            ratios.push(clean / poisoned);
+            // Of the healthy keys there are fewer messages where some are poison.
+            ratios.push(clean / poisoned * f64::from(KEYS - 4 * POISON) / f64::from(KEYS));
+            said.push(format!("{clean:.2} s and {poisoned:.2} s"));
         }
         ratios.sort_by(f64::total_cmp);
         figure(&format!(
-            "must show 2: {messages} messages, 20 of {KEYS} keys poison: the healthy ones at {:.2} of the speed without poison",
-            ratios[ratios.len() / 2]
+            "must show 2: {messages} messages, 20 of {KEYS} keys poison: the healthy ones at {:.2} of the speed without poison ({})",
+            ratios[ratios.len() / 2],
+            said.join(", ")
         ));
         Ok(())
     });
 }
 
-/// How many seconds the healthy keys took; afterwards everything is judged.
+/// How many seconds it took from the relay's start until the broker had the last message of the healthy keys; afterwards everything
+/// is judged.
 async fn run(harness: &mut Harness, messages: i32, poisoned: bool) -> Outcome<f64> {
     let site = harness.site_at(&Place::shared()?, Schema::Both { shards: 8 }).await?;
     let topics = Topics {
-        good: site.topic("good", 6).await?,
+        // The broker's clock is the database's: both are this machine's.
+        good: site.topic_with("good", 6, &[("message.timestamp.type", "LogAppendTime")]).await?,
         small: site.topic_with("small", 1, &[("max.message.bytes", "10000")]).await?,
         missing: site.topic_name("missing"),
         denied: site.topic("denied", 1).await?,
@@ -95,17 +99,23 @@ async fn run(harness: &mut Harness, messages: i32, poisoned: bool) -> Outcome<f6
     .await?;
     let per_key = messages / KEYS;
     let healthy = if poisoned { KEYS - 4 * POISON } else { KEYS };
-    let began = Instant::now();
+    let began: i64 = sqlx::query_scalar("SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint")
+        .fetch_one(site.pool())
+        .await?;
     let relay = site.relay("relay")?.start()?;
-    eventually("the healthy keys", Duration::from_secs(120), async || {
-        let seen = site.kafka().count(&topics.good).await?;
-        if seen >= i64::from(healthy * per_key) { Ok(()) } else { fail!("{seen}") }
-    })
-    .await?;
-    let took = began.elapsed().as_secs_f64();
+    site.emptied().await?;
+    // A replaced producer repeats: it is the first time that counts.
+    let mut there = HashMap::new();
+    for record in site.kafka().records(&topics.good).await? {
+        let message = (record.key_text().map(str::to_owned), record.payload_text().map(str::to_owned));
+        let at = record.timestamp_ms.unwrap_or_default();
+        there.entry(message).and_modify(|first: &mut i64| *first = at.min(*first)).or_insert(at);
+    }
+    assert_eq!(there.len(), usize::try_from(healthy * per_key)?);
+    let last = there.into_values().max().unwrap_or_default();
+    let took = Duration::from_millis(u64::try_from(last - began)?).as_secs_f64();
     in_order(&site, &topics, per_key, |key| !poisoned || key >= 4 * POISON).await?;
     if poisoned {
-        site.emptied().await?;
         let keys: i64 = sqlx::query_scalar(
             "SELECT count(DISTINCT (topic, key)) FROM outbox.parked WHERE state NOT IN ('published', 'discarded')",
         )
