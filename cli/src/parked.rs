@@ -116,6 +116,14 @@ struct NotParked {
     id: Uuid,
 }
 
+/// None of these ids is there to be decided of.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "none of these ids is parked now: what is published or discarded is settled, and what was never set aside is the relay's to \
+     publish; `baton parked show ID` tells them apart"
+)]
+struct NoneParked;
+
 fn word<W: Word>(kind: &str, text: &str, among: impl Iterator<Item = W>) -> Result<String, String> {
     let known: Vec<&str> = among.map(Word::as_str).collect();
     if known.contains(&text) {
@@ -177,6 +185,12 @@ pub(crate) async fn run(config: &Effective, act: &Act) -> Result<(), Failure> {
                 ));
             }
             let done = operate::requeue(&mut connection, &filter).await.map_err(Failure::failed)?;
+            if done == 0 {
+                return out::line(
+                    "requeued nothing: only what is retrying or dead can be; what is blocked waits for the first of its key \
+                     (`baton parked show ID` names it), and what is paused for `baton resume`",
+                );
+            }
             out::line(&format!(
                 "requeued {done} messages: they are tried now, and what waits behind them next"
             ))
@@ -231,6 +245,9 @@ async fn chosen(config: &Effective, chosen: &Chosen) -> Result<(PgConnection, Fi
     }
     let mut connection = connect(config).await?;
     let counts = operate::count(&mut connection, &filter).await.map_err(Failure::failed)?;
+    if counts.is_empty() && !chosen.ids.is_empty() {
+        return Err(Failure::failed(NoneParked));
+    }
     Ok((connection, filter, counts))
 }
 
@@ -243,7 +260,11 @@ fn counted(counts: &[Count]) -> String {
             None => format!("{count} {state}"),
         })
         .collect();
-    if parts.is_empty() { "no message is parked\n".to_owned() } else { format!("{}\n", parts.join(", ")) }
+    if parts.is_empty() {
+        "no such message is parked\n".to_owned()
+    } else {
+        format!("{}\n", parts.join(", "))
+    }
 }
 
 fn listed(items: &[Item], counts: &[Count]) -> String {

@@ -176,6 +176,30 @@ impl Letter {
         }
     }
 
+    /// Whether nothing in it tells of a death: it may be any record.
+    #[must_use]
+    pub fn is_silent(&self) -> bool {
+        let Self {
+            cause,
+            giver,
+            topic,
+            partition,
+            offset,
+            timestamp_ms,
+            first_failed_at,
+            failed_at,
+            round: _,
+        } = self;
+        cause.is_none()
+            && giver.is_none()
+            && topic.is_none()
+            && partition.is_none()
+            && offset.is_none()
+            && timestamp_ms.is_none()
+            && first_failed_at.is_none()
+            && failed_at.is_none()
+    }
+
     /// Names the record that died, the same for every letter about it: those that a crash wrote twice, and those of later rounds.
     /// `place` is where this letter stands (topic, partition, offset), which counts where it does not say where it came from.
     #[must_use]

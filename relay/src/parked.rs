@@ -29,9 +29,9 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// The longest that reading all keys may take which wait: a paused topic may have any number of them.
 const LOADING: Duration = Duration::from_secs(300);
 
-/// The longest it waits for a lock, half of what Postgres gives a deadlock: not an operator's command ends then, but ours, and is
-/// tried again.
-const LOCKED_FOR: Duration = Duration::from_millis(500);
+/// The longest it waits for a lock. Far less than Postgres gives a deadlock: not an operator's command ends then, but ours, and is tried
+/// again. All shards share the connection, and a drain waits for it.
+const LOCKED_FOR: Duration = Duration::from_millis(50);
 
 /// An error as it is kept: Postgres takes no zero bytes, and nobody reads a page of it.
 pub(crate) fn kept(error: &str) -> String {

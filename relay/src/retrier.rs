@@ -38,6 +38,9 @@ use crate::topics::{self, Seen, Standing};
 /// Between two looks at what is set aside, as long as something is: so soon an operator's command is noticed.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
+/// How soon what an operator has locked is settled once more.
+const LOCKED_AGAIN: Duration = Duration::from_millis(250);
+
 /// Most first ones of a key in a round.
 const ROUND: usize = 100;
 
@@ -279,7 +282,7 @@ impl Retrier<'_> {
                 Some(Answer::Done(left)) => break left,
                 Some(Answer::Fenced) => return self.fenced().map(|()| None),
                 // An operator changes some of it just now. What is not written down is tried once more by the next owner.
-                Some(Answer::Locked) if !self.is_over() => {}
+                Some(Answer::Locked) if !self.is_over() => self.rest(Some(LOCKED_AGAIN)).await,
                 Some(Answer::Locked) | None => return Ok(None),
             }
         };

@@ -86,7 +86,7 @@ pub(crate) struct Wish {
     #[arg(long)]
     pub(crate) again: bool,
     /// Leave out what has been replayed so often already
-    #[arg(long, value_name = "N", default_value_t = DEFAULT_LOOP_CAP, value_parser = clap::value_parser!(u32).range(1..1_000_000))]
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_LOOP_CAP, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) loop_cap: u32,
     /// Print JSON instead of a table
     #[arg(long)]
@@ -120,7 +120,8 @@ fn rate(text: &str) -> Result<f64, String> {
 }
 
 fn header(text: &str) -> Result<(String, String), String> {
-    let (name, value) = text.split_once('=').ok_or_else(|| "must be NAME=VALUE".to_owned())?;
+    let cut = text.split_once('=').filter(|(name, _)| !name.is_empty());
+    let (name, value) = cut.ok_or_else(|| "must be NAME=VALUE".to_owned())?;
     Ok((name.to_owned(), value.to_owned()))
 }
 
@@ -140,6 +141,6 @@ mod tests {
     #[test]
     fn a_header_is_cut_at_its_first_equals_sign() {
         assert_eq!(header("tenant=a=b"), Ok(("tenant".to_owned(), "a=b".to_owned())));
-        assert!(header("tenant").is_err());
+        assert!(header("tenant").is_err() && header("=x").is_err());
     }
 }

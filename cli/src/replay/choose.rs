@@ -54,6 +54,8 @@ pub(super) struct Skipped {
     pub(super) other_topic: u64,
     /// Another consumer has given the record up: how many, by its name or its group's.
     pub(super) other_consumers: BTreeMap<String, u64>,
+    /// Nothing in it tells of a death: it is no letter, as far as can be seen.
+    pub(super) no_letter: u64,
     /// A header's name is not text, so nothing of it can be read.
     pub(super) unreadable: u64,
 }
@@ -85,6 +87,10 @@ impl<'w> Choice<'w> {
             return;
         };
         let mut letter = Letter::read(headers.iter().copied());
+        if letter.is_silent() {
+            self.skipped.no_letter += 1;
+            return;
+        }
         if letter.topic.as_ref().is_some_and(|topic| *topic != self.wish.topic) {
             self.skipped.other_topic += 1;
             return;

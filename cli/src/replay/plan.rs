@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use rdkafka::Message as _;
 use serde_json::{Value, json};
+use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 use uuid::Uuid;
 
@@ -19,6 +20,14 @@ use crate::out;
 use crate::table::{numbers, render, words};
 use baton_protocol::dead_letter;
 
+/// Nothing was given up in it.
+#[derive(Debug, thiserror::Error)]
+#[error("--from {from} is not before --to {to}: nothing was given up between them")]
+struct EmptyTime {
+    from: OffsetDateTime,
+    to: OffsetDateTime,
+}
+
 /// What was read.
 struct Read {
     ends: Vec<Stretch>,
@@ -32,6 +41,9 @@ struct Read {
 pub(super) async fn run(config: &Effective, wish: &Wish) -> Result<(), Failure> {
     if let Some(error) = wish.unknown_cause() {
         return Err(Failure::usage(error));
+    }
+    if let Some((from, to)) = wish.from.zip(wish.to).filter(|(from, to)| from >= to) {
+        return Err(Failure::usage(EmptyTime { from, to }));
     }
     let cluster = kafka(config)?;
     let mut connection = connect(config).await?;
@@ -112,7 +124,7 @@ fn read(cluster: &Cluster, wish: &Wish, dead_letters: &str) -> Result<Read, Erro
 }
 
 fn filters(wish: &Wish) -> Value {
-    let time = |at: Option<time::OffsetDateTime>| at.and_then(|at| at.format(&Rfc3339).ok());
+    let time = |at: Option<OffsetDateTime>| at.and_then(|at| at.format(&Rfc3339).ok());
     let mut filters = json!({
         "cause": wish.cause, "key": wish.key, "from": time(wish.from), "to": time(wish.to), "limit": wish.limit,
         "headers": wish.headers, "group": wish.group,
@@ -124,10 +136,10 @@ fn filters(wish: &Wish) -> Value {
 }
 
 fn skipped_json(skipped: &Skipped) -> Value {
-    let Skipped { already_replayed, loop_cap, other_topic, other_consumers, unreadable } = skipped;
+    let Skipped { already_replayed, loop_cap, other_topic, other_consumers, no_letter, unreadable } = skipped;
     json!({
         "already_replayed": already_replayed, "loop_cap": loop_cap, "other_topic": other_topic, "other_consumers": other_consumers,
-        "unreadable": unreadable,
+        "no_letter": no_letter, "unreadable": unreadable,
     })
 }
 
@@ -156,6 +168,7 @@ fn for_people(
             ),
         ),
         (skipped.other_topic, "they are another topic's".to_owned()),
+        (skipped.no_letter, "nothing in them tells of a death: they are no dead letters".to_owned()),
         (skipped.unreadable, "the names of their headers are not text".to_owned()),
     ] {
         if count > 0 {

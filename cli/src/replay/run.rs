@@ -108,7 +108,8 @@ pub(super) async fn run(
     let left = store::left(&mut connection, id).await?;
     let left = left.waiting + left.sending;
     out::line(&match end {
-        End::Finished => format!("sent {own} items; plan {id} is finished"),
+        End::Finished if gone.is_empty() => format!("sent {own} items; plan {id} is finished"),
+        End::Finished => format!("sent {own} items; {left} are left, whose dead letters are gone"),
         End::Limit => format!("sent {own} items, as many as --limit allows; {left} are left"),
         End::Stopped => {
             format!("stopped in order: sent {own} items, {left} are left; `baton replay run {id}` goes on")

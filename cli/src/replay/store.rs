@@ -41,7 +41,7 @@ pub(super) struct Draft<'a> {
 }
 
 /// An item that is this run's to send.
-#[derive(Debug, Clone, sqlx::FromRow)]
+#[derive(Debug, Clone)]
 pub(super) struct Claimed {
     pub(super) item: i64,
     pub(super) partition: i32,
@@ -178,7 +178,7 @@ pub(super) async fn left(connection: &mut PgConnection, id: Uuid) -> Result<Left
 pub(super) struct Claims {
     /// In order.
     pub(super) claimed: Vec<Claimed>,
-    /// Items of records that another plan has sent as they were to be new work.
+    /// Items of records that another plan has sent.
     pub(super) left_out: u64,
 }
 
@@ -200,22 +200,10 @@ async fn claim_all(
     limit: u32,
     without: &[i64],
 ) -> Result<Claims, sqlx::Error> {
+    type Row = (i64, i32, i64, i32, Option<String>, Option<i64>, Option<i64>);
     let mut tx = connection.begin().await?;
-    let mut claims = Claims::default();
-    // The same work twice is the inbox's to tell.
-    if plan.new_key {
-        sqlx::query(include_str!("../../queries/replay_lock.sql"))
-            .bind(&plan.consumer)
-            .execute(&mut *tx)
-            .await?;
-        let left_out = sqlx::query(include_str!("../../queries/replay_leave_out.sql"))
-            .bind(id)
-            .bind(i64::from(limit))
-            .execute(&mut *tx)
-            .await?;
-        claims.left_out = left_out.rows_affected();
-    }
-    claims.claimed = sqlx::query_as(include_str!("../../queries/replay_claim.sql"))
+    sqlx::query(include_str!("../../queries/replay_lock.sql")).bind(&plan.consumer).execute(&mut *tx).await?;
+    let rows: Vec<Row> = sqlx::query_as(include_str!("../../queries/replay_claim.sql"))
         .bind(id)
         .bind(owner)
         .bind(LEASE.as_secs_f64())
@@ -224,6 +212,21 @@ async fn claim_all(
         .fetch_all(&mut *tx)
         .await?;
     tx.commit().await?;
+    let mut claims = Claims::default();
+    for (item, partition, offset, round, idempotency_key, original_time_ms, generation) in rows {
+        match generation {
+            Some(generation) => claims.claimed.push(Claimed {
+                item,
+                partition,
+                offset,
+                round,
+                idempotency_key,
+                original_time_ms,
+                generation,
+            }),
+            None => claims.left_out += 1,
+        }
+    }
     // What an UPDATE returns has no order.
     claims.claimed.sort_by_key(|claimed| claimed.item);
     Ok(claims)

@@ -104,21 +104,21 @@ impl<A: Apply> Worker<A> {
         let Ok(mut message) = self.message(&taken.record) else {
             let error = "its identity can no longer be read: look at what the consumer's settings were when it was set aside";
             tracing::error!(at = %Position { record: &taken.record, key: None }, error);
-            return self.give_back(&taken, before, Some(error), self.retry.delay(10)).await;
+            return self.give_back(&taken, before, Some(error), self.retry.delay(10), &mut stop).await;
         };
         message.work.attempts = taken.attempts;
         if before >= self.terms.attempts {
             message.work.attempts = before;
             let error = "its attempts are spent, the last ones without a word: its process died, or took longer than its lease";
-            return self.bury_parked(&taken, &message, Cause::Exhausted, error.to_owned()).await;
+            return self.bury_parked(&taken, &message, Cause::Exhausted, error.to_owned(), &mut stop).await;
         }
         let Some(ticket) = stop.unless(self.breaker.admit()).await else {
-            return self.give_back(&taken, before, None, Duration::ZERO).await;
+            return self.give_back(&taken, before, None, Duration::ZERO, &mut stop).await;
         };
         // It may be somebody else's soon, or may have been changed: it is taken anew.
         if taken.asked.elapsed() > self.inbox.ttl() / 2 {
             drop(ticket);
-            return self.give_back(&taken, before, None, Duration::ZERO).await;
+            return self.give_back(&taken, before, None, Duration::ZERO, &mut stop).await;
         }
         let tried = self.attempt(ticket, &message, From::Aside).await;
         let (at, attempts) = (Position::of(&message), message.work.attempts);
@@ -133,29 +133,36 @@ impl<A: Apply> Worker<A> {
             }
             Tried::GiveUp { cause, error, attempts } => {
                 message.work.attempts = attempts;
-                self.bury_parked(&taken, &message, cause, error).await
+                self.bury_parked(&taken, &message, cause, error, &mut stop).await
             }
             Tried::Again { reason, error } => {
                 tracing::debug!(%at, error, ?reason, "a record that was set aside waits on");
-                self.give_back(&taken, before, Some(&error), OUTAGE.delay(3)).await
+                self.give_back(&taken, before, Some(&error), OUTAGE.delay(3), &mut stop).await
             }
             Tried::Failed { error, streak } => {
                 let delay = self.retry.delay(before);
                 // Its lease goes on meanwhile.
                 if self.breaker.settled(streak, DOUBT.min(self.inbox.ttl() / 4)).await {
-                    return self.give_back(&taken, before, None, delay.min(OUTAGE.cap)).await;
+                    return self.give_back(&taken, before, None, delay.min(OUTAGE.cap), &mut stop).await;
                 }
                 if attempts >= self.terms.attempts {
-                    return self.bury_parked(&taken, &message, Cause::Exhausted, error).await;
+                    return self.bury_parked(&taken, &message, Cause::Exhausted, error, &mut stop).await;
                 }
                 tracing::warn!(%at, error, ?delay, attempts, "a record that was set aside failed again");
-                self.give_back(&taken, attempts, Some(&error), delay).await
+                self.give_back(&taken, attempts, Some(&error), delay, &mut stop).await
             }
         }
     }
 
     /// Once: what cannot be written now is given back, and does not keep others from being tried.
-    async fn bury_parked(&self, taken: &Taken, message: &Message, cause: Cause, error: String) -> Duration {
+    async fn bury_parked(
+        &self,
+        taken: &Taken,
+        message: &Message,
+        cause: Cause,
+        error: String,
+        stop: &mut Stop,
+    ) -> Duration {
         let now = Instant::now();
         let failed_since = now.checked_sub(taken.failed_for).unwrap_or(now);
         let attempts = message.work.attempts;
@@ -169,7 +176,7 @@ impl<A: Apply> Worker<A> {
             Err((_, why)) => {
                 let at = Position::of(message);
                 tracing::error!(%at, error = why, "the dead letter cannot be written; its key waits until it can be");
-                self.give_back(taken, taken.attempts.saturating_sub(1), None, OUTAGE.cap).await
+                self.give_back(taken, taken.attempts.saturating_sub(1), None, OUTAGE.cap, stop).await
             }
         }
     }
@@ -185,16 +192,25 @@ impl<A: Apply> Worker<A> {
         Duration::ZERO
     }
 
+    /// The take has counted the attempt, so an outage of the database would spend it if this were not written: it is tried until it is,
+    /// or somebody else has taken the record.
     async fn give_back(
         &self,
         taken: &Taken,
         attempts: u32,
         error: Option<&str>,
         delay: Duration,
+        stop: &mut Stop,
     ) -> Duration {
-        let postponed = self.inbox.postpone(taken, attempts, error, delay).await;
-        self.said(taken, postponed, AsideTry::Postponed);
-        delay.max(Duration::from_millis(1))
+        let mut outage = OUTAGE.delays();
+        loop {
+            let postponed = self.inbox.postpone(taken, attempts, error, delay).await;
+            if postponed.is_err() && stop.unless(tokio::time::sleep(outage.next_delay())).await.is_some() {
+                continue;
+            }
+            self.said(taken, postponed, AsideTry::Postponed);
+            return delay.max(Duration::from_millis(1));
+        }
     }
 
     fn said(&self, taken: &Taken, written: Result<Written, Error>, result: AsideTry) {

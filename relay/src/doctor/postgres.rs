@@ -365,7 +365,12 @@ async fn leases(connection: &mut PgConnection, findings: &mut Vec<Finding>) -> R
         .fetch_one(connection);
     let (alive, gone): (i64, i64) = answer("counting relays", PATIENCE, asked).await?;
     findings.push(match (alive, gone) {
-        (0, _) => Finding::new("relays", Level::Note, "no relay runs", "start `baton relay`"),
+        (0, _) => Finding::new(
+            "relays",
+            Level::Warning,
+            "no relay runs: nothing is published",
+            "start `baton relay`",
+        ),
         (_, 0) => Finding::ok("relays", format!("{alive} run")),
         (_, gone) => Finding::new(
             "relays",

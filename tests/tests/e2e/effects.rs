@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use baton_tests::ledger::{self, Committed, Seen};
 use baton_tests::{
-    Draft, Harness, Load, Outcome, Process, Site, eventually, fail, figure, lasts, program, test,
+    Draft, Harness, Load, Outcome, Process, Proxy, Site, eventually, fail, figure, lasts, program, test,
 };
 use sqlx::Executor;
 
@@ -177,6 +177,62 @@ fn what_the_relay_publishes_twice_takes_effect_once() {
             .collect();
         let findings = ledger::judge(&committed, &effects(&site).await?);
         assert!(findings.effects_are_right(), "{findings}");
+        Ok(())
+    });
+}
+
+#[test]
+fn an_outage_of_the_database_in_the_middle_of_an_attempt_on_what_was_set_aside_spends_none() {
+    test(Duration::from_secs(120), Load::Light, async |harness: &mut Harness| {
+        let site = harness.site().await?;
+        let (topic, group) = (site.topic("tired", 1).await?, site.topic_name("group"));
+        effect_table(&site).await?;
+        let (proxy, behind) = Proxy::before_postgres(site.place()).await?;
+        let launch = site.launch("consumer", program("effect_consumer")?).args([&topic, &group]);
+        let launch = launch.env("EFFECTS_NAME", "tired").env("EFFECTS_PARK", "1").env("EFFECTS_STALL", "30");
+        let _consumer = launch.env("DATABASE_URL", &behind.database_url).start()?;
+        let tired = r#"{"behave":"tired","hold":"before"}"#;
+        let draft = Draft::new("k", tired).header("idempotency-key", "tired");
+        site.kafka().produce(&topic, vec![draft]).await?;
+        let attempts = async || -> Outcome<Option<i32>> {
+            let asked = sqlx::query_scalar("SELECT attempts FROM inbox.parked WHERE owner IS NULL");
+            Ok(asked.fetch_optional(site.pool()).await?)
+        };
+        let failed = async || match attempts().await? {
+            Some(attempts) if attempts >= 1 => Ok(()),
+            other => fail!("{other:?}"),
+        };
+        eventually("it to be set aside", PATIENCE, failed).await?;
+        let mut lock = site.connect().await?;
+        lock.execute("CREATE TABLE well (); SELECT pg_advisory_lock(1)").await?;
+        let waiting = "FROM pg_locks l JOIN pg_stat_activity a USING (pid)
+             WHERE a.datname = current_database() AND NOT l.granted AND l.locktype = 'advisory' AND l.objid = 1";
+        let mut before = None;
+        for _ in 0..3 {
+            eventually("the handler to be at it", PATIENCE, async || {
+                let sql = sqlx::AssertSqlSafe(format!("SELECT count(*) {waiting}"));
+                let count: i64 = sqlx::query_scalar(sql).fetch_one(site.pool()).await?;
+                if count == 1 { Ok(()) } else { fail!("{count}") }
+            })
+            .await?;
+            let taken: i32 =
+                sqlx::query_scalar("SELECT attempts FROM inbox.parked").fetch_one(site.pool()).await?;
+            assert_eq!(*before.get_or_insert(taken), taken);
+            proxy.refuse();
+            proxy.reset_all();
+            let sql = sqlx::AssertSqlSafe(format!("SELECT pg_terminate_backend(pid) {waiting}"));
+            site.pool().execute(sqlx::query(sql)).await?;
+            lasts("the lease and more", Duration::from_secs(3)).await;
+            proxy.heal();
+        }
+        lock.execute("SELECT pg_advisory_unlock(1)").await?;
+        consumed(&site, &topic, &group).await?;
+        eventually("its effect", PATIENCE, async || match effects(&site).await?.len() {
+            1 => Ok(()),
+            other => fail!("{other}"),
+        })
+        .await?;
+        assert_eq!(attempts().await?, before);
         Ok(())
     });
 }

@@ -116,6 +116,11 @@ fn letters_of_other_topics_and_unreadable_ones_are_counted_and_left_out() {
     let mut other = dead(0, 1, "permanent", 0);
     other.headers[3].1 = "refunds".to_owned();
     assert_eq!(choose(&wish, &[other]).1.other_topic, 1);
+    // Any record of any topic.
+    let mut silent = dead(0, 1, "permanent", 1);
+    silent.headers.retain(|(name, _)| !name.starts_with("dlt-"));
+    let (chosen, skipped) = choose(&wish, &[silent]);
+    assert_eq!((chosen.len(), skipped.no_letter), (0, 1));
     let mut choice = Choice::new(&wish, "d");
     choice.see(&Seen { partition: 0, offset: 0, timestamp_ms: None, key: None, headers: None });
     assert_eq!(choice.fitting().1.unreadable, 1);
@@ -186,8 +191,13 @@ fn causes_are_counted() {
     let (chosen, _) = {
         let wish = wish(&[]);
         let mut choice = Choice::new(&wish, "d");
-        for (offset, headers) in
-            [vec![("dlt-cause", "panic")], vec![("dlt-cause", "panic")], vec![]].into_iter().enumerate()
+        for (offset, headers) in [
+            vec![("dlt-cause", "panic")],
+            vec![("dlt-cause", "panic")],
+            vec![("dlt-original-topic", "orders")],
+        ]
+        .into_iter()
+        .enumerate()
         {
             choice.see(&Seen {
                 partition: 0,
