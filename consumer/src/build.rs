@@ -3,6 +3,7 @@
 use std::fmt;
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 use baton_protocol::dead_letter;
@@ -398,6 +399,7 @@ impl Builder {
                 letters,
                 breaker,
                 set_aside,
+                owed: AtomicUsize::new(0),
             });
             let retrying = Arc::clone(&worker);
             let retrier: Retrier = Box::new(move |stop: Stop| {

@@ -6,6 +6,7 @@
 //! effect single, and what the first says afterwards is refused.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use baton_protocol::dead_letter::Cause;
@@ -23,6 +24,8 @@ use crate::metrics::{self, AsideTry, Fenced};
 
 /// How often is looked for what another process has set aside or left behind.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// How soon what is to be given back is tried again while the database is away: sooner than another process takes it.
+const OWED_FOR: Duration = Duration::from_millis(100);
 /// How often is looked for what is blocked behind nothing.
 const SWEEP_EVERY: Duration = Duration::from_secs(60);
 /// How many are tried at once.
@@ -53,6 +56,10 @@ impl<A: Apply> Worker<A> {
             let Some(ticket) = stop.unless(self.breaker.admit()).await else { break };
             drop(ticket);
             look_at = Instant::now() + LOOK_EVERY;
+            // What is to be given back comes first: to take it once more would spend the attempt.
+            if self.owed.load(Ordering::Relaxed) > 0 {
+                continue;
+            }
             if Instant::now() >= sweep_at {
                 sweep_at = Instant::now() + SWEEP_EVERY;
                 self.sweep(&topics).await;
@@ -202,15 +209,16 @@ impl<A: Apply> Worker<A> {
         delay: Duration,
         stop: &mut Stop,
     ) -> Duration {
-        let mut outage = OUTAGE.delays();
-        loop {
-            let postponed = self.inbox.postpone(taken, attempts, error, delay).await;
-            if postponed.is_err() && stop.unless(tokio::time::sleep(outage.next_delay())).await.is_some() {
-                continue;
+        let mut postponed = self.inbox.postpone(taken, attempts, error, delay).await;
+        if postponed.is_err() {
+            self.owed.fetch_add(1, Ordering::Relaxed);
+            while postponed.is_err() && stop.unless(tokio::time::sleep(OWED_FOR)).await.is_some() {
+                postponed = self.inbox.postpone(taken, attempts, error, delay).await;
             }
-            self.said(taken, postponed, AsideTry::Postponed);
-            return delay.max(Duration::from_millis(1));
+            self.owed.fetch_sub(1, Ordering::Relaxed);
         }
+        self.said(taken, postponed, AsideTry::Postponed);
+        delay.max(Duration::from_millis(1))
     }
 
     fn said(&self, taken: &Taken, written: Result<Written, Error>, result: AsideTry) {

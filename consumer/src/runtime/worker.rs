@@ -19,6 +19,7 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 use baton_protocol::dead_letter::{Cause, Letter};
@@ -69,6 +70,8 @@ pub(crate) struct Worker<A> {
     pub(crate) breaker: Arc<Breaker>,
     /// Something was set aside.
     pub(crate) set_aside: Notify,
+    /// Attempts on what was set aside that are to be taken back and, the database being away, are not.
+    pub(crate) owed: AtomicUsize,
 }
 
 #[derive(Debug, PartialEq, Eq)]

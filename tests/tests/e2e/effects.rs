@@ -191,8 +191,7 @@ fn an_outage_of_the_database_in_the_middle_of_an_attempt_on_what_was_set_aside_s
         let launch = site.launch("consumer", program("effect_consumer")?).args([&topic, &group]);
         let launch = launch.env("EFFECTS_NAME", "tired").env("EFFECTS_PARK", "1").env("EFFECTS_STALL", "30");
         let _consumer = launch.env("DATABASE_URL", &behind.database_url).start()?;
-        let tired = r#"{"behave":"tired","hold":"before"}"#;
-        let draft = Draft::new("k", tired).header("idempotency-key", "tired");
+        let draft = Draft::new("k", r#"{"behave":"tired"}"#).header("idempotency-key", "tired");
         site.kafka().produce(&topic, vec![draft]).await?;
         let attempts = async || -> Outcome<Option<i32>> {
             let asked = sqlx::query_scalar("SELECT attempts FROM inbox.parked WHERE owner IS NULL");
@@ -204,12 +203,21 @@ fn an_outage_of_the_database_in_the_middle_of_an_attempt_on_what_was_set_aside_s
         };
         eventually("it to be set aside", PATIENCE, failed).await?;
         let mut lock = site.connect().await?;
-        lock.execute("CREATE TABLE well (); SELECT pg_advisory_lock(1)").await?;
+        // The handler is done and its mark waits: what fails then is not the handler.
+        lock.execute(
+            "SELECT pg_advisory_lock(1);
+             CREATE FUNCTION wait_to_mark() RETURNS trigger LANGUAGE plpgsql AS
+                 $$ BEGIN PERFORM pg_advisory_xact_lock_shared(1); RETURN NEW; END $$;
+             CREATE TRIGGER wait_to_mark BEFORE INSERT OR UPDATE ON inbox.message FOR EACH ROW
+                 WHEN (NEW.state = 'done') EXECUTE FUNCTION wait_to_mark();
+             CREATE TABLE well ()",
+        )
+        .await?;
         let waiting = "FROM pg_locks l JOIN pg_stat_activity a USING (pid)
              WHERE a.datname = current_database() AND NOT l.granted AND l.locktype = 'advisory' AND l.objid = 1";
         let mut before = None;
         for _ in 0..3 {
-            eventually("the handler to be at it", PATIENCE, async || {
+            eventually("the mark to be at the lock", PATIENCE, async || {
                 let sql = sqlx::AssertSqlSafe(format!("SELECT count(*) {waiting}"));
                 let count: i64 = sqlx::query_scalar(sql).fetch_one(site.pool()).await?;
                 if count == 1 { Ok(()) } else { fail!("{count}") }
