@@ -9,6 +9,8 @@
 //! | `no-look-up` | runs what was left behind without asking | a call is repeated unasked |
 //! | `stale-generation` | lets any earlier owner complete | an owner that woke settles what another one is at |
 //! | `fingerprint-skipped` | compares no payload with what was left behind | another payload runs under the key |
+//! | `attempts-forgotten` | takes each try of what was set aside for the first | what fails for ever is tried for ever |
+//! | `parked-keys-forgotten` | asks nobody which keys wait when it is given a partition | a later record overtakes one that was set aside |
 
 use std::str::FromStr;
 
@@ -25,14 +27,20 @@ pub enum Plant {
     StaleGeneration,
     /// A claim on what a lease holds or has left behind compares no fingerprint.
     FingerprintSkipped,
+    /// Attempts on what was set aside are counted from nothing by each owner.
+    AttemptsForgotten,
+    /// A new owner of a partition knows of no key that waits.
+    ParkedKeysForgotten,
 }
 
-const NAMES: [(&str, Plant); 5] = [
+const NAMES: [(&str, Plant); 7] = [
     ("offset-before-effect", Plant::OffsetBeforeEffect),
     ("unclaimed", Plant::Unclaimed),
     ("no-look-up", Plant::NoLookUp),
     ("stale-generation", Plant::StaleGeneration),
     ("fingerprint-skipped", Plant::FingerprintSkipped),
+    ("attempts-forgotten", Plant::AttemptsForgotten),
+    ("parked-keys-forgotten", Plant::ParkedKeysForgotten),
 ];
 
 impl FromStr for Plant {

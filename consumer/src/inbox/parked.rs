@@ -132,6 +132,10 @@ impl Inbox {
         topic: &str,
         after: AfterDeadLetter,
     ) -> Result<Vec<Vec<u8>>, Error> {
+        #[cfg(feature = "plants")]
+        if self.has(crate::plant::Plant::ParkedKeysForgotten) {
+            return Ok(Vec::new());
+        }
         sqlx::query_scalar(include_str!("../../queries/parked_keys.sql"))
             .bind(&*self.consumer)
             .bind(topic)
@@ -241,6 +245,10 @@ impl Inbox {
             .await?;
         // One that cannot be read, of another version say, must not keep the others from being tried.
         let read = |row| match taken(row, &self.consumer, &self.owner, asked) {
+            #[cfg(feature = "plants")]
+            Ok(taken) if self.has(crate::plant::Plant::AttemptsForgotten) => {
+                Some(Taken { attempts: 1, ..taken })
+            }
             Ok(taken) => Some(taken),
             Err(error) => {
                 tracing::error!(%error, "a record that was set aside cannot be read; look at the headers of the oldest in inbox.parked");
