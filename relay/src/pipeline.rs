@@ -126,8 +126,8 @@ pub(crate) struct Pipeline<'a> {
     advance_due: Instant,
     pace: Duration,
     look: Duration,
-    /// A topic that the broker is asked about.
-    checking: Option<JoinHandle<Checked>>,
+    /// Topics that the broker is asked about.
+    checking: Option<JoinHandle<Vec<Checked>>>,
     routes: Routes,
     /// Rows that go aside and that the durable cursor does not cover, with their numbers.
     slated: VecDeque<(u64, Slated)>,
@@ -295,7 +295,7 @@ impl<'a> Pipeline<'a> {
                     Some(Outcome::Fenced) => return Ok(Stop::Ended(self.links.fenced(Operation::Advance))),
                     None => return Ok(Stop::Ended(Ended::Abandoned)),
                 },
-                checked = topics::checked(&mut self.checking) => self.topic_checked(checked),
+                checked = topics::checked(&mut self.checking) => self.topics_checked(checked),
                 () = reports.changed.notified() => self.reported(),
                 () = until(advance_at) => {}
                 () = until(again_at) => {}

@@ -21,6 +21,7 @@ use std::time::Duration;
 use baton_protocol::lifecycle::Word as _;
 use baton_protocol::lifecycle::message::{Cause, Event, State};
 use baton_protocol::retry;
+use rdkafka::error::KafkaError;
 use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 
@@ -316,12 +317,14 @@ impl Retrier<'_> {
             Err(sent) => return Ok(sent),
         };
         if !self.met.contains(topic) {
-            let mut asked = Some(topics::check(&self.links.topics, &self.links.settings, &publisher, topic));
+            let Links { topics, settings, .. } = self.links;
+            let mut asked = Some(topics::check(topics, settings, &publisher, vec![topic.to_owned()]));
             let checked = tokio::select! {
                 checked = topics::checked(&mut asked) => checked,
                 () = self.ended(|order| order != Order::Run) => return Ok(Sent::Ended),
             };
-            match checked.seen {
+            let checked = checked.into_iter().next();
+            match checked.map_or(Err(KafkaError::Canceled), |checked| checked.seen) {
                 Ok(Some(Seen::Partitions(_))) => _ = self.met.insert(topic.to_owned()),
                 Ok(Some(Seen::Refused(cause))) => {
                     let error = match self.links.topics.standing(topic, Instant::now()) {

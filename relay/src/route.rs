@@ -99,6 +99,11 @@ impl Routes {
         }
     }
 
+    /// Whether this producer has asked the broker about the topic.
+    pub(crate) fn has_met(&self, topic: &str) -> bool {
+        self.topics.contains_key(topic)
+    }
+
     /// The producer has asked about the topic, and nothing was handed over for it yet.
     pub(crate) fn meet(&mut self, topic: &str, partitions: NonZeroU32) {
         if !self.topics.contains_key(topic) {

@@ -21,6 +21,7 @@ use std::time::Duration;
 
 use baton_protocol::lifecycle::Word as _;
 use baton_protocol::lifecycle::message::Cause;
+use futures_util::future::join_all;
 use rdkafka::error::KafkaError;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -202,41 +203,57 @@ pub(crate) enum Seen {
     Refused(Cause),
 }
 
-/// Asks the broker about a topic, whether it is there and what it asks of a record, and remembers the answers.
+/// Asks the broker about topics, whether each is there and what it asks of a record, and remembers the answers. The first one is asked
+/// about alone: a producer that has just been made then has a connection for the others.
 pub(crate) fn check(
     topics: &Arc<Topics>,
     settings: &Arc<Settings>,
     publisher: &Arc<Publisher>,
-    topic: &str,
-) -> JoinHandle<Checked> {
-    let (topics, publisher, topic) = (Arc::clone(topics), Arc::clone(publisher), topic.to_owned());
-    let settings = Arc::clone(settings);
+    asked: Vec<String>,
+) -> JoinHandle<Vec<Checked>> {
+    let (topics, settings, publisher) = (Arc::clone(topics), Arc::clone(settings), Arc::clone(publisher));
     tokio::spawn(async move {
-        let asked = topic.clone();
-        let asked = tokio::task::spawn_blocking(move || publisher.topic(&asked, PATIENCE));
-        let (seen, _rules) = tokio::join!(asked, topics.rules.ask(&settings, &topic));
-        let seen = seen.unwrap_or(Err(KafkaError::Canceled));
-        let seen = seen.map(|seen| topics.learn(&topic, seen, Instant::now()));
-        if seen.is_err() {
-            topics.unanswered(&topic);
+        let one = async |topic| check_one(&topics, &settings, &publisher, topic).await;
+        let mut asked = asked.into_iter();
+        let mut checked = Vec::with_capacity(asked.len());
+        if let Some(first) = asked.next() {
+            checked.push(one(first).await);
         }
-        if let Ok(None) = seen {
-            tracing::debug!(topic, cause = Cause::UnknownTopic.as_str(), "a topic that was there is denied");
-        }
-        if !matches!(seen, Ok(Some(_))) {
-            tokio::time::sleep(ASK_AGAIN).await;
-        }
-        Checked { topic, seen }
+        checked.extend(join_all(asked.map(one)).await);
+        checked
     })
 }
 
-/// The answer, or never when nothing was asked.
-pub(crate) async fn checked(asked: &mut Option<JoinHandle<Checked>>) -> Checked {
+async fn check_one(
+    topics: &Topics,
+    settings: &Settings,
+    publisher: &Arc<Publisher>,
+    topic: String,
+) -> Checked {
+    let (publisher, asked) = (Arc::clone(publisher), topic.clone());
+    let asked = tokio::task::spawn_blocking(move || publisher.topic(&asked, PATIENCE));
+    let (seen, _rules) = tokio::join!(asked, topics.rules.ask(settings, &topic));
+    let seen = seen.unwrap_or(Err(KafkaError::Canceled));
+    let seen = seen.map(|seen| topics.learn(&topic, seen, Instant::now()));
+    if seen.is_err() {
+        topics.unanswered(&topic);
+    }
+    if let Ok(None) = seen {
+        tracing::debug!(topic, cause = Cause::UnknownTopic.as_str(), "a topic that was there is denied");
+    }
+    if !matches!(seen, Ok(Some(_))) {
+        tokio::time::sleep(ASK_AGAIN).await;
+    }
+    Checked { topic, seen }
+}
+
+/// The answers, or never when nothing was asked.
+pub(crate) async fn checked(asked: &mut Option<JoinHandle<Vec<Checked>>>) -> Vec<Checked> {
     let Some(handle) = asked else { return std::future::pending().await };
     let checked = handle.await;
     *asked = None;
     // Only a panic ends the task early; then nothing is known.
-    checked.unwrap_or(Checked { topic: String::new(), seen: Err(KafkaError::Canceled) })
+    checked.unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -269,11 +269,25 @@ impl Pipeline<'_> {
         Ok(Facts { bytes, age, has_key: key.is_some() })
     }
 
+    /// Asks the broker about a topic, and with it about those that come next and that this producer has not met.
     fn ask_about(&mut self, topic: &str) {
-        if self.checking.is_none() {
-            let Links { topics, settings, .. } = self.links;
-            self.checking = Some(topics::check(topics, settings, &self.publisher, topic));
+        /// A row of each would wait for its own answer otherwise.
+        const TOGETHER: usize = 16;
+        if self.checking.is_some() {
+            return;
         }
+        let mut asked = vec![topic.to_owned()];
+        for prepared in &self.in_hand {
+            let Ok(next) = prepared.row.topic() else { continue };
+            if !self.routes.has_met(next) && asked.iter().all(|topic| topic != next) {
+                asked.push(next.to_owned());
+            }
+            if asked.len() == TOGETHER {
+                break;
+            }
+        }
+        let Links { topics, settings, .. } = self.links;
+        self.checking = Some(topics::check(topics, settings, &self.publisher, asked));
     }
 
     /// The row goes aside, once the cursor passes it.
@@ -317,10 +331,16 @@ impl Pipeline<'_> {
         Ok(Fed::Gone)
     }
 
-    pub(super) fn topic_checked(&mut self, Checked { topic, seen }: Checked) {
+    pub(super) fn topics_checked(&mut self, checked: Vec<Checked>) {
         if self.hold == Hold::Unknown {
             self.hold = Hold::Nothing;
         }
+        for checked in checked {
+            self.topic_checked(checked);
+        }
+    }
+
+    fn topic_checked(&mut self, Checked { topic, seen }: Checked) {
         match seen {
             Ok(Some(topics::Seen::Partitions(partitions))) => self.routes.meet(&topic, partitions),
             // What is set aside for it says so.
