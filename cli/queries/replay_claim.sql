@@ -2,7 +2,7 @@
 -- that is gone. One that another run is taking is passed over. $2 owner, $3 seconds, $4 how many, $5 items that cannot be sent.
 --
 -- Unless the plan wants that (--again), an item whose record another plan has sent, or may have, is not sent: it is settled as a duplicate.
--- Under another key it would take effect twice. An item that was claimed (generation above 0) may be on its topic already and goes on;
+-- Under another key it would take effect twice. One that another plan is sending just now is left for later: it may be given back. An item that was claimed (generation above 0) may be on its topic already and goes on;
 -- `replay_release.sql` takes a generation back where it surely is not. After replay_lock.sql, in its transaction. A row for each item: those
 -- that were left out have no generation.
 WITH due AS MATERIALIZED (
@@ -13,18 +13,20 @@ WITH due AS MATERIALIZED (
     LIMIT $4
     FOR UPDATE SKIP LOCKED
 ), elsewhere AS MATERIALIZED (
-    SELECT due.item, other.plan
+    SELECT due.item, other.plan, other.is_at_it
     FROM due
-    CROSS JOIN LATERAL (SELECT o.plan FROM inbox.replay_item o
+    CROSS JOIN LATERAL (SELECT o.plan, o.state = 'sending' AND o.lease_until > clock_timestamp() AS is_at_it
+                        FROM inbox.replay_item o
                         WHERE o.consumer = due.consumer AND o.subject = due.subject AND o.plan <> $1 AND o.round >= due.round
-                          AND o.generation > 0 LIMIT 1) other
+                          AND o.generation > 0
+                        ORDER BY is_at_it LIMIT 1) other
     WHERE due.generation = 0 AND EXISTS (SELECT FROM inbox.replay_plan p WHERE p.plan = $1 AND NOT p.again)
 ), left_out AS (
     UPDATE inbox.replay_item i
     SET state = 'duplicate', sent_at = clock_timestamp(), settled_at = clock_timestamp(),
-        error = 'plan ' || elsewhere.plan || ' has sent this record, or is sending it'
+        error = 'plan ' || elsewhere.plan || ' has sent this record, or may have'
     FROM elsewhere
-    WHERE i.plan = $1 AND i.item = elsewhere.item
+    WHERE i.plan = $1 AND i.item = elsewhere.item AND NOT elsewhere.is_at_it
     RETURNING i.item, i."partition", i."offset", i.round, i.idempotency_key, i.original_time_ms
 ), claimed AS (
     UPDATE inbox.replay_item i

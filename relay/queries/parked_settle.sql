@@ -4,15 +4,24 @@
 -- may be tried at once. A row for each key of which something was published: one of the positions given, and whether anything
 -- of it still waits; and one row without a position. No row at all: fenced. The messages are locked before the fence, in order of
 -- position as operators' commands lock them: whoever waits for an operator holds up no cursor.
-WITH locked AS MATERIALIZED (
-    SELECT p."position" FROM outbox.parked p
+--
+-- For an operator's lock on a message it waits for a moment only, and gives way; for the fence, which an advance has for as long as a commit
+-- takes, much longer.
+WITH hasty AS MATERIALIZED (
+    SELECT set_config('lock_timeout', '50ms', true)
+),
+locked AS MATERIALIZED (
+    SELECT p."position" FROM hasty CROSS JOIN outbox.parked p
     WHERE p."position" = ANY ($5) AND p.shard = $3
     ORDER BY p."position"
-    FOR UPDATE
+    FOR UPDATE OF p
+),
+patient AS MATERIALIZED (
+    SELECT set_config('lock_timeout', '10s', true), count(*) FROM locked
 ),
 fence AS MATERIALIZED (
     SELECT f.shard, f.generation, s.lease_until
-    FROM (SELECT count(*) FROM locked) locked
+    FROM patient
     CROSS JOIN outbox.fence f
     JOIN outbox.token t ON t.only_row AND t.token = $2
     CROSS JOIN LATERAL (

@@ -29,10 +29,6 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// The longest that reading all keys may take which wait: a paused topic may have any number of them.
 const LOADING: Duration = Duration::from_secs(300);
 
-/// The longest it waits for a lock. Far less than Postgres gives a deadlock: not an operator's command ends then, but ours, and is tried
-/// again. All shards share the connection, and a drain waits for it.
-const LOCKED_FOR: Duration = Duration::from_millis(50);
-
 /// An error as it is kept: Postgres takes no zero bytes, and nobody reads a page of it.
 pub(crate) fn kept(error: &str) -> String {
     error.chars().filter(|c| *c != '\0').take(ERROR_LENGTH).collect()
@@ -50,8 +46,6 @@ pub(crate) struct Grip {
 /// What a shard's owner asks.
 #[derive(Debug)]
 pub(crate) enum Request {
-    /// All that a shard whose lease was won has set aside.
-    Load { shard: i16, reply: oneshot::Sender<Loaded> },
     /// Says what there is; first, where that is asked for, lets what waits for nothing be tried.
     Look { grip: Grip, tidy: Tidy, reply: oneshot::Sender<Answer<Look>> },
     /// The messages that are due, one of each key, but for those of some topics.
@@ -132,10 +126,6 @@ pub(crate) struct Left {
 pub(crate) async fn run(mut requests: mpsc::Receiver<Request>, settings: Arc<Settings>) -> Result<(), Error> {
     let Some(first) = requests.recv().await else { return Ok(()) };
     let mut connection = database::connect(&settings, "parked", PATIENCE).await?;
-    let (locked, loading) = (LOCKED_FOR.as_millis(), LOADING.as_millis());
-    let limits = format!("SET lock_timeout = {locked}; SET statement_timeout = {loading}");
-    let asked = sqlx::raw_sql(AssertSqlSafe(limits)).execute(&mut connection);
-    answer("setting the limits of the connection for what is set aside", PATIENCE, asked).await?;
     let mut next = Some(first);
     while let Some(request) = next {
         serve(&mut connection, request, &settings.owner).await?;
@@ -147,7 +137,6 @@ pub(crate) async fn run(mut requests: mpsc::Receiver<Request>, settings: Arc<Set
 /// Answers one. A shard that has gone meanwhile needs no answer.
 async fn serve(connection: &mut PgConnection, request: Request, owner: &str) -> Result<(), Error> {
     match request {
-        Request::Load { shard, reply } => drop(reply.send(load(connection, shard).await?)),
         Request::Look { grip, tidy, reply } => drop(reply.send(look(connection, owner, grip, tidy).await?)),
         Request::Due { shard, rows, bytes, without, reply } => {
             drop(reply.send(due(connection, shard, rows, bytes, &without).await?));
@@ -173,9 +162,15 @@ pub(crate) async fn any(
     answer("asking whether anything is set aside", patience, asked).await
 }
 
-async fn load(connection: &mut PgConnection, shard: i16) -> Result<Loaded, Error> {
+/// All that a shard has set aside, by a connection of its own: that may take long, and the others must not wait for it.
+pub(crate) async fn load(settings: &Settings, shard: i16) -> Result<Loaded, Error> {
     type Found = (Option<String>, Option<String>, Option<String>, Option<i64>, Option<i64>);
-    let asked = sqlx::query_as(include_str!("../queries/parked_load.sql")).bind(shard).fetch_all(connection);
+    let mut connection = database::connect(settings, "parked", PATIENCE).await?;
+    let limit = format!("SET statement_timeout = {}", LOADING.as_millis());
+    let asked = sqlx::raw_sql(AssertSqlSafe(limit)).execute(&mut connection);
+    answer("setting the limit of reading what is set aside", PATIENCE, asked).await?;
+    let asked =
+        sqlx::query_as(include_str!("../queries/parked_load.sql")).bind(shard).fetch_all(&mut connection);
     let rows: Vec<Found> = answer("reading what is set aside", LOADING, asked).await?;
     let mut loaded = Loaded::default();
     for (topic, key, cause, waiting, counted) in rows {

@@ -289,6 +289,7 @@ impl Publisher {
                 );
                 return;
             }
+            self.poller.wake();
             tokio::time::sleep(STEP).await;
         }
     }

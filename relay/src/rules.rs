@@ -4,7 +4,7 @@
 //! Where the broker does not tell, or an old answer stands against a record, nothing is known; the broker judges then.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use baton_protocol::lifecycle::message::Cause;
@@ -18,6 +18,9 @@ use crate::settings::Settings;
 
 /// How long the broker may take to say what a topic asks. Shards wait for it.
 const PATIENCE: Duration = Duration::from_secs(2);
+
+/// For how long nobody is asked after the broker did not answer: shards would wait for that topic by topic.
+const SILENT_FOR: Duration = Duration::from_secs(30);
 
 /// For how long an answer may stand against a record: the topic may have been altered since.
 pub(crate) const BELIEVED_FOR: Duration = Duration::from_secs(1);
@@ -90,7 +93,13 @@ impl Rules {
 pub(crate) struct RuleBook {
     known: Mutex<HashMap<String, (Option<Rules>, Instant)>>,
     /// Who asks has it: so a topic is asked about once, however many shards want to know.
-    client: tokio::sync::Mutex<Option<Arc<AdminClient<Quiet>>>>,
+    asking: tokio::sync::Mutex<Asking>,
+}
+
+#[derive(Default)]
+struct Asking {
+    client: Option<AdminClient<Quiet>>,
+    silent_until: Option<Instant>,
 }
 
 impl std::fmt::Debug for RuleBook {
@@ -109,16 +118,23 @@ impl RuleBook {
     /// What a topic asks now: from the broker, unless that has just been asked. `None`: it does not tell.
     pub(crate) async fn ask(&self, settings: &Settings, topic: &str) -> Option<Rules> {
         let asked = Instant::now();
-        let mut client = self.client.lock().await;
+        let mut asking = timeout(PATIENCE, self.asking.lock()).await.ok()?;
         // While this one waited another may have asked.
         if let Some((rules, at)) = self.lock().get(topic).copied()
             && (at >= asked || asked.saturating_duration_since(at) < BELIEVED_FOR)
         {
             return rules;
         }
-        let rules = describe(settings, &mut client, topic).await;
+        let rules = asking.describe(settings, topic).await;
         self.lock().insert(topic.to_owned(), (rules, Instant::now()));
         rules
+    }
+
+    /// The last answer about a topic counts as given now.
+    pub(crate) fn stands(&self, topic: &str) {
+        if let Some((_, at)) = self.lock().get_mut(topic) {
+            *at = Instant::now();
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, (Option<Rules>, Instant)>> {
@@ -129,29 +145,35 @@ impl RuleBook {
 impl Drop for RuleBook {
     fn drop(&mut self) {
         // Destroying a client blocks for up to half a second.
-        if let Some(client) = self.client.get_mut().take() {
+        if let Some(client) = self.asking.get_mut().client.take() {
             std::thread::spawn(move || drop(client));
         }
     }
 }
 
-async fn describe(
-    settings: &Settings,
-    client: &mut Option<Arc<AdminClient<Quiet>>>,
-    topic: &str,
-) -> Option<Rules> {
-    let client = match client {
-        Some(client) => Arc::clone(client),
-        None => {
-            let made: KafkaResult<AdminClient<Quiet>> = settings.client_config().create_with_context(Quiet);
-            Arc::clone(client.insert(Arc::new(made.ok()?)))
+impl Asking {
+    async fn describe(&mut self, settings: &Settings, topic: &str) -> Option<Rules> {
+        if self.silent_until.is_some_and(|until| Instant::now() < until) {
+            return None;
         }
-    };
-    let options = AdminOptions::new().request_timeout(Some(PATIENCE));
-    let topics = [ResourceSpecifier::Topic(topic)];
-    let answer = timeout(PATIENCE, client.describe_configs(&topics, &options)).await;
-    let described = answer.ok()?.ok()?.into_iter().next()?.ok()?;
-    Some(Rules::of(&described))
+        let client = match &mut self.client {
+            Some(client) => client,
+            none => {
+                let made: KafkaResult<AdminClient<Quiet>> =
+                    settings.client_config().create_with_context(Quiet);
+                none.insert(made.ok()?)
+            }
+        };
+        let options = AdminOptions::new().request_timeout(Some(PATIENCE));
+        let topics = [ResourceSpecifier::Topic(topic)];
+        let answer = timeout(PATIENCE, client.describe_configs(&topics, &options)).await;
+        let Ok(Ok(described)) = answer else {
+            self.silent_until = Some(Instant::now() + SILENT_FOR);
+            return None;
+        };
+        // What a topic's own answer refuses (it is missing, or must not be looked at) is told at once.
+        Some(Rules::of(&described.into_iter().next()?.ok()?))
+    }
 }
 
 #[cfg(test)]

@@ -16,15 +16,15 @@ use std::time::Duration;
 
 use baton_protocol::lifecycle::message::Cause;
 use baton_protocol::retry;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::aside::{Aside, Loaded};
+use crate::aside::Aside;
 use crate::care::{Care, Sure};
 use crate::cursor::Cursor;
 use crate::database;
 use crate::links::{Ended, Links, Order};
-use crate::parked::Request;
+use crate::parked;
 use crate::pipeline::{Failed, Full, Pipeline, Stop, Which};
 use crate::publish::{Failure, Publisher};
 use crate::refusal;
@@ -42,10 +42,13 @@ pub(crate) async fn run(
 ) -> Result<Ended, database::Error> {
     if has_parked {
         // However long it takes, the session renews the lease meanwhile.
-        match load(&links).await {
-            Ok(loaded) => links.aside = Aside::new(&loaded),
-            Err(ended) => return Ok(ended),
-        }
+        // Nothing may be handed over before the keys that wait are known.
+        let loaded = tokio::select! {
+            biased;
+            loaded = parked::load(&links.settings, links.shard) => loaded?,
+            ended = let_go(&links) => return Ok(ended),
+        };
+        links.aside = Aside::new(&loaded);
     }
     let (end, over) = watch::channel(false);
     let publishing = async {
@@ -170,20 +173,6 @@ fn say_what_stops(links: &Links, full: Full, delay: Duration) {
     let report = Report { shard, generation, token, position, cause, error, delay };
     if links.stops.try_send(report).is_err() {
         tracing::debug!(shard, "why the shard stands still is written down the next time");
-    }
-}
-
-/// Asks what the shard has set aside: nothing may be handed over before its keys are known.
-async fn load(links: &Links) -> Result<Loaded, Ended> {
-    let (reply, answer) = oneshot::channel();
-    let asked = async {
-        links.parked.send(Request::Load { shard: links.shard, reply }).await.ok()?;
-        answer.await.ok()
-    };
-    tokio::select! {
-        biased;
-        loaded = asked => loaded.ok_or(Ended::Abandoned),
-        ended = let_go(links) => Err(ended),
     }
 }
 

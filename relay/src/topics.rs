@@ -233,6 +233,8 @@ async fn check_one(
     let (publisher, asked) = (Arc::clone(publisher), topic.clone());
     let asked = tokio::task::spawn_blocking(move || publisher.topic(&asked, PATIENCE));
     let (seen, _rules) = tokio::join!(asked, topics.rules.ask(settings, &topic));
+    // The slower of the two answers must not make the other one old.
+    topics.rules.stands(&topic);
     let seen = seen.unwrap_or(Err(KafkaError::Canceled));
     let seen = seen.map(|seen| topics.learn(&topic, seen, Instant::now()));
     if seen.is_err() {

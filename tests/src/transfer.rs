@@ -71,6 +71,10 @@ pub(crate) fn read_to_the_end(consumer: &BaseConsumer, topic: &str) -> Outcome<V
             Some(Err(KafkaError::PartitionEOF(partition))) => {
                 ahead.remove(&partition);
             }
+            // A connection was lost; librdkafka makes another one, and the deadline bounds how often.
+            Some(Err(KafkaError::MessageConsumption(
+                RDKafkaErrorCode::AllBrokersDown | RDKafkaErrorCode::BrokerTransportFailure,
+            ))) => {}
             Some(Err(error)) => return Err(Failure::from(error).during(format!("read {topic}"))),
         }
     }

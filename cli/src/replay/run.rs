@@ -61,7 +61,7 @@ pub(super) async fn run(
     let left = store::left(&mut connection, id).await?;
     if left.waiting + left.sending == 0 {
         return out::line(&format!(
-            "plan {id} is finished: all of its {} items are sent; `baton replay status {id}` says what became of them",
+            "plan {id} is finished: nothing of its {} items is left to send; `baton replay status {id}` says what became of them",
             plan.items
         ));
     }

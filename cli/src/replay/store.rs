@@ -201,7 +201,9 @@ async fn claim_all(
     without: &[i64],
 ) -> Result<Claims, sqlx::Error> {
     type Row = (i64, i32, i64, i32, Option<String>, Option<i64>, Option<i64>);
-    let mut tx = connection.begin().await?;
+    // Whatever the role's defaults are: the claim sees what the lock has waited for, outlives a crash, and does not hold others up for long.
+    let mut tx = connection.begin_with("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE").await?;
+    sqlx::raw_sql(include_str!("../../queries/replay_claim_begin.sql")).execute(&mut *tx).await?;
     sqlx::query(include_str!("../../queries/replay_lock.sql")).bind(&plan.consumer).execute(&mut *tx).await?;
     let rows: Vec<Row> = sqlx::query_as(include_str!("../../queries/replay_claim.sql"))
         .bind(id)

@@ -209,14 +209,14 @@ impl<A: Apply> Worker<A> {
         delay: Duration,
         stop: &mut Stop,
     ) -> Duration {
+        self.owed.fetch_add(1, Ordering::Relaxed);
         let mut postponed = self.inbox.postpone(taken, attempts, error, delay).await;
-        if postponed.is_err() {
-            self.owed.fetch_add(1, Ordering::Relaxed);
-            while postponed.is_err() && stop.unless(tokio::time::sleep(OWED_FOR)).await.is_some() {
-                postponed = self.inbox.postpone(taken, attempts, error, delay).await;
-            }
-            self.owed.fetch_sub(1, Ordering::Relaxed);
+        while postponed.as_ref().is_err_and(Error::is_an_outage)
+            && stop.unless(tokio::time::sleep(OWED_FOR)).await.is_some()
+        {
+            postponed = self.inbox.postpone(taken, attempts, error, delay).await;
         }
+        self.owed.fetch_sub(1, Ordering::Relaxed);
         self.said(taken, postponed, AsideTry::Postponed);
         delay.max(Duration::from_millis(1))
     }
