@@ -540,19 +540,6 @@ impl Inbox {
     }
 }
 
-impl Error {
-    /// Whether what is set aside could not be written because the database is away, and not because of what was to be written.
-    pub(crate) fn is_an_outage(&self) -> bool {
-        let source = match self {
-            Self::Connect(source) | Self::Begin(source) | Self::Parked(source) => source,
-            _ => return false,
-        };
-        source.as_database_error().is_none_or(|error| {
-            error.code().is_none_or(|code| ["08", "57P", "53"].iter().any(|class| code.starts_with(class)))
-        })
-    }
-}
-
 impl fmt::Debug for Inbox {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Inbox").field("consumer", &self.consumer).finish_non_exhaustive()

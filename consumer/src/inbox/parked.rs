@@ -125,6 +125,19 @@ struct Row(i64, i64, String, i32, i64, Option<Vec<u8>>, Option<Vec<u8>>, String,
 /// As they are stored: names, and values in base64.
 type StoredHeaders = Vec<(String, Option<String>)>;
 
+impl Error {
+    /// Whether what is set aside could not be written because the database is away, and not because of what was to be written.
+    pub(crate) fn is_an_outage(&self) -> bool {
+        let source = match self {
+            Self::Connect(source) | Self::Begin(source) | Self::Parked(source) => source,
+            _ => return false,
+        };
+        source.as_database_error().is_none_or(|error| {
+            error.code().is_none_or(|code| ["08", "57P", "53"].iter().any(|class| code.starts_with(class)))
+        })
+    }
+}
+
 impl Inbox {
     /// The keys of a topic that wait.
     pub(crate) async fn parked_keys(
