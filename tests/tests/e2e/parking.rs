@@ -10,6 +10,7 @@ use sqlx::Executor as _;
 use tokio::time::Instant;
 
 use crate::refusals::{PATIENCE, arrive, insert, requeue, set_aside};
+use crate::retention::slot_period;
 
 /// Of the topic's records, the payloads in order, each once.
 async fn firsts(site: &Site, topic: &str) -> Outcome<Vec<String>> {
@@ -485,6 +486,45 @@ fn an_operator_who_holds_a_parked_message_locked_holds_up_no_cursor_and_costs_no
         arrive_in_order(&site, &missing, &["waits"]).await?;
         assert_eq!(generations().await?, before, "{}", relay.stderr());
         Ok(())
+    });
+}
+
+#[test]
+fn what_is_dead_for_long_is_given_up_where_that_is_set_and_what_is_settled_goes_after_a_while() {
+    test(Duration::from_secs(120), Load::Light, async |harness: &mut Harness| {
+        let site = harness.site().await?;
+        slot_period(&site, Duration::from_secs(1)).await?;
+        let (topic, large) = small(&site).await?;
+        insert(&site, &topic, Some("k"), &large).await?;
+        insert(&site, &topic, Some("k"), "behind").await?;
+        let dead = ["large xxxxxx dead too_large", "behind blocked -"];
+        {
+            // By default for ever.
+            let _relay = site.relay("relay")?.env("BATON_PARK__KEEP", "1s").start()?;
+            eventually("it to be dead", PATIENCE, async || set_aside(&site, &dead).await).await?;
+            stays("what is dead", Duration::from_secs(3), async || set_aside(&site, &dead).await).await?;
+        }
+        let kept = site.relay("relay")?.env("BATON_PARK__DEAD_FOR", "1s").start()?;
+        arrive_in_order(&site, &topic, &["behind"]).await?;
+        let audit = async || -> Outcome<Vec<(String, Value, i64)>> {
+            let sql = "SELECT command, arguments, affected FROM outbox.audit WHERE command LIKE 'parked%'";
+            Ok(sqlx::query_as(sql).fetch_all(site.pool()).await?)
+        };
+        let expected = vec![("parked expire".to_owned(), json!({"dead_for_seconds": 1}), 1)];
+        let written = audit().await?;
+        if written != expected {
+            fail!("the audit table has {written:?}");
+        }
+        let rows = async |many: i64| -> Outcome {
+            let found: i64 =
+                sqlx::query_scalar("SELECT count(*) FROM outbox.parked").fetch_one(site.pool()).await?;
+            if found == many { Ok(()) } else { fail!("{found} rows, not {many}") }
+        };
+        stays("what is settled, for its seven days", Duration::from_secs(2), async || rows(2).await).await?;
+        drop(kept);
+        let _relay = site.relay("relay")?.env("BATON_PARK__KEEP", "1s").start()?;
+        eventually("what is settled to be gone", PATIENCE, async || rows(0).await).await?;
+        if firsts(&site, &topic).await? == ["behind"] { Ok(()) } else { fail!("it was published after all") }
     });
 }
 

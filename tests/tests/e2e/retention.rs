@@ -443,7 +443,7 @@ async fn look(site: &Site) -> Outcome<Status> {
     Ok(status)
 }
 
-async fn slot_period(site: &Site, period: Duration) -> Outcome {
+pub(crate) async fn slot_period(site: &Site, period: Duration) -> Outcome {
     let mut connection = site.connect().await?;
     baton_migrations::migrate_outbox(&mut connection, None, Some(period)).await?;
     connection.close().await?;

@@ -70,7 +70,11 @@ pub(super) async fn of(case: &Case) -> Outcome<Score> {
                 score.wrong.push(findings.to_string());
             }
             if !unasked.is_empty() {
-                score.wrong.push(format!("called again without a look between: {unasked:?}"));
+                let of_them = journal.iter().filter(|entry| unasked.contains(&entry.key));
+                let story: Vec<String> = of_them
+                    .map(|entry| format!("{} {:?} by {}", entry.key, entry.asked, entry.who))
+                    .collect();
+                score.wrong.push(format!("called again without a look between: {}", story.join(", ")));
             }
         }
     }
