@@ -506,15 +506,12 @@ fn what_is_dead_for_long_is_given_up_where_that_is_set_and_what_is_settled_goes_
         }
         let kept = site.relay("relay")?.env("BATON_PARK__DEAD_FOR", "1s").start()?;
         arrive_in_order(&site, &topic, &["behind"]).await?;
-        let audit = async || -> Outcome<Vec<(String, Value, i64)>> {
-            let sql = "SELECT command, arguments, affected FROM outbox.audit WHERE command LIKE 'parked%'";
-            Ok(sqlx::query_as(sql).fetch_all(site.pool()).await?)
-        };
-        let expected = vec![("parked expire".to_owned(), json!({"dead_for_seconds": 1}), 1)];
-        let written = audit().await?;
-        if written != expected {
-            fail!("the audit table has {written:?}");
-        }
+        let written: Vec<(String, Value, i64)> = sqlx::query_as(
+            "SELECT command, arguments, affected FROM outbox.audit WHERE command LIKE 'parked%'",
+        )
+        .fetch_all(site.pool())
+        .await?;
+        assert_eq!(written, [("parked expire".to_owned(), json!({"dead_for_seconds": 1}), 1)]);
         let rows = async |many: i64| -> Outcome {
             let found: i64 =
                 sqlx::query_scalar("SELECT count(*) FROM outbox.parked").fetch_one(site.pool()).await?;
